@@ -1,0 +1,22 @@
+"""Everything after the packet: merge, history, sinks, report.
+
+Training code needs nothing from here but ``aggregator.sinks`` and, to read a run, ``aggregator.open_history``.
+"""
+
+from pathlib import Path
+
+import telemetry
+
+
+def _require_sibling() -> None:
+    """Refuse to run against somebody else's ``telemetry``: the import names are generic, and scripts shadow them."""
+    ours = Path(__file__).resolve().parent.parent / "telemetry"
+    found = Path(telemetry.__file__ or "namespace package").resolve().parent
+    if found != ours:
+        raise ImportError(
+            f"[import_shadowed] Rankfold's package 'telemetry' is shadowed: expected {ours}, imported {found}. "
+            "Rename that file or folder, or start the script from another folder."
+        )
+
+
+_require_sibling()

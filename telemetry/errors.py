@@ -1,0 +1,313 @@
+"""Every exception that Rankfold raises, each with a stable code, a place and a remedy.
+
+One class stands for one code. All of them derive from :class:`RankfoldError`, pickle without loss, and cross
+process borders as plain JSON (:meth:`RankfoldError.to_wire`), because a refusal on one rank is raised on all.
+The codes are listed for users in ``docs/reference/errors.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "AggregatorUnavailableError",
+    "AttachTimeoutError",
+    "CatalogueConflictError",
+    "ConfigurationError",
+    "DtypeUnsupportedError",
+    "HistoryDamagedError",
+    "HistoryError",
+    "HistoryNotFoundError",
+    "LayoutMismatchError",
+    "MaskShapeError",
+    "MergeDeadlineError",
+    "ModelAlreadyWatchedError",
+    "NothingSelectedError",
+    "PacketMalformedError",
+    "PacketVersionError",
+    "PeerLostError",
+    "PlacementInvalidError",
+    "ProcessGroupMissingError",
+    "RankfoldError",
+    "RunDirectoryForeignError",
+    "RunDirectoryInUseError",
+    "RunDirectoryMissingRunError",
+    "RunDirectoryUnwritableError",
+    "SessionClosedError",
+    "SessionNestingError",
+    "SignalUnknownError",
+    "SinkDuplicateError",
+    "SinkUnavailableError",
+    "SketchDescriptorError",
+    "SketchDescriptorMismatchError",
+    "StepOrderError",
+    "WriterFencedError",
+]
+
+
+class RankfoldError(Exception):
+    """Base of all Rankfold exceptions.
+
+    Attributes:
+        code: stable snake_case identifier of the class.
+        message: what is wrong, without the place.
+        remedy: the next action for whoever reads this, or "".
+        rank, step, site: where it happened, ``None`` where that is not known or does not apply.
+        failures: rank → message, when several ranks were asked and some refused.
+    """
+
+    code: ClassVar[str] = "rankfold_error"
+    _by_code: ClassVar[dict[str, type[RankfoldError]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        RankfoldError._by_code[cls.code] = cls
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        rank: int | None = None,
+        step: int | None = None,
+        site: str | None = None,
+        failures: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.rank = rank
+        self.step = step
+        self.site = site
+        self.failures = dict(failures or {})
+
+    def __str__(self) -> str:
+        places = [
+            f"{name} {value}"
+            for name, value in (("rank", self.rank), ("step", self.step), ("site", self.site))
+            if value is not None
+        ]
+        where = f" ({', '.join(places)})" if places else ""
+        others = "".join(
+            f"\n  rank {rank}: {text}" for rank, text in sorted(self.failures.items()) if rank != self.rank
+        )
+        remedy = f"\n  → {self.remedy}" if self.remedy else ""
+        return f"[{self.code}] {self.message}{where}{others}{remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "message": self.message,
+            "remedy": self.remedy,
+            "rank": self.rank,
+            "step": self.step,
+            "site": self.site,
+            "failures": self.failures,
+        }
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the error as a JSON-serialisable dictionary."""
+        state = self._state()
+        state["failures"] = {str(rank): text for rank, text in self.failures.items()}
+        return {"code": self.code, **state}
+
+    @staticmethod
+    def from_wire(wire: Mapping[str, Any]) -> RankfoldError:
+        """Rebuild the exception that :meth:`to_wire` described; an unknown code becomes the base class."""
+        state = dict(wire)
+        cls = RankfoldError._by_code.get(state.pop("code"), RankfoldError)
+        state["failures"] = {int(rank): text for rank, text in state["failures"].items()}
+        return _rebuild(cls, state)
+
+
+def _rebuild(cls: type[RankfoldError], state: dict[str, Any]) -> RankfoldError:
+    return cls(state.pop("message"), **state)
+
+
+class ConfigurationError(RankfoldError, ValueError):
+    """An argument has a value that cannot work. Base of the refusals at attach."""
+
+    code = "configuration_invalid"
+
+
+class SignalUnknownError(ConfigurationError):
+    """A name in ``signals`` is none of the five."""
+
+    code = "signal_unknown"
+
+
+class NothingSelectedError(ConfigurationError):
+    """``select`` matched no site of a requested signal."""
+
+    code = "nothing_selected"
+
+
+class StepOrderError(ConfigurationError):
+    """A step number repeats or goes back inside one segment."""
+
+    code = "step_not_increasing"
+
+
+class ModelAlreadyWatchedError(ConfigurationError):
+    """The model has a live session of the same name."""
+
+    code = "model_already_watched"
+
+
+class SessionClosedError(RankfoldError, RuntimeError):
+    """The session was used after its close."""
+
+    code = "session_closed"
+
+
+class SessionNestingError(RankfoldError, RuntimeError):
+    """A step scope was opened inside another one of the same session."""
+
+    code = "step_scope_nested"
+
+
+class LayoutMismatchError(ConfigurationError):
+    """The axes of the layout do not multiply to the world size, or the rank lies outside of it."""
+
+    code = "layout_world_mismatch"
+
+
+class PlacementInvalidError(ConfigurationError):
+    """A placement contradicts itself or the layout."""
+
+    code = "placement_invalid"
+
+
+class ProcessGroupMissingError(ConfigurationError):
+    """The environment announces several ranks, but no process group was initialised."""
+
+    code = "process_group_missing"
+
+
+class RunDirectoryInUseError(ConfigurationError):
+    """The directory already holds a run and no ``resume_step`` was given."""
+
+    code = "run_directory_in_use"
+
+
+class RunDirectoryForeignError(ConfigurationError):
+    """The directory holds files that are not ours."""
+
+    code = "run_directory_foreign"
+
+
+class RunDirectoryUnwritableError(ConfigurationError):
+    """The directory cannot be created or written."""
+
+    code = "run_directory_unwritable"
+
+
+class RunDirectoryMissingRunError(ConfigurationError):
+    """``resume_step`` was given, but the directory holds no run."""
+
+    code = "run_directory_missing_run"
+
+
+class DtypeUnsupportedError(ConfigurationError, TypeError):
+    """A tensor of this dtype has no summary."""
+
+    code = "stat_dtype_unsupported"
+
+
+class MaskShapeError(ConfigurationError):
+    """The mask does not fit the tensor."""
+
+    code = "mask_shape_mismatch"
+
+
+class SketchDescriptorError(ConfigurationError):
+    """A histogram descriptor describes no usable grid."""
+
+    code = "sketch_descriptor_invalid"
+
+
+class SketchDescriptorMismatchError(ConfigurationError):
+    """Two histograms on different grids met; there is no re-binning path."""
+
+    code = "sketch_descriptor_mismatch"
+
+
+class CatalogueConflictError(ConfigurationError):
+    """Two ranks define one site differently."""
+
+    code = "catalogue_conflict"
+
+
+class SinkDuplicateError(ConfigurationError):
+    """The same sink object was given twice."""
+
+    code = "sink_duplicate"
+
+
+class SinkUnavailableError(ConfigurationError):
+    """A sink cannot work here, for instance because its library is not installed."""
+
+    code = "sink_unavailable"
+
+
+class AggregatorUnavailableError(ConfigurationError):
+    """No aggregator serves the destination given as ``to``."""
+
+    code = "aggregator_unavailable"
+
+
+class AttachTimeoutError(RankfoldError, TimeoutError):
+    """Some ranks did not come to ``watch`` within the deadline."""
+
+    code = "attach_timeout"
+
+
+class MergeDeadlineError(RankfoldError, TimeoutError):
+    """Some ranks did not deliver a step within the deadline."""
+
+    code = "merge_deadline_missed"
+
+
+class PeerLostError(RankfoldError, ConnectionError):
+    """The connection to another rank broke."""
+
+    code = "peer_lost"
+
+
+class PacketMalformedError(RankfoldError, ValueError):
+    """Bytes that should be a packet are not."""
+
+    code = "packet_malformed"
+
+
+class PacketVersionError(RankfoldError, ValueError):
+    """The packet was written by an incompatible version."""
+
+    code = "packet_version_unsupported"
+
+
+class HistoryError(RankfoldError):
+    """Base of everything the history refuses."""
+
+    code = "history_error"
+
+
+class HistoryNotFoundError(HistoryError, FileNotFoundError):
+    """There is no run at this path."""
+
+    code = "history_not_found"
+
+
+class HistoryDamagedError(HistoryError, ValueError):
+    """Committed bytes are not what was written."""
+
+    code = "history_damaged"
+
+
+class WriterFencedError(HistoryError):
+    """Another writer has taken over this run."""
+
+    code = "writer_fenced"

@@ -1,0 +1,23 @@
+"""Tensor to summary, and summary to summary: the exact statistics that everything else carries around."""
+
+from telemetry.summary.derive import DERIVED_FIELDS, SUMMARY_FIELDS, derive
+from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS
+from telemetry.summary.histogram import DEFAULT_DESCRIPTOR, Histogram, HistogramDescriptor
+from telemetry.summary.merge import identity, merge_packed
+from telemetry.summary.record import TensorSummary
+from telemetry.summary.summarize import summarize
+
+__all__ = [
+    "DEFAULT_DESCRIPTOR",
+    "DERIVED_FIELDS",
+    "FLOAT_FIELDS",
+    "INT_FIELDS",
+    "SUMMARY_FIELDS",
+    "Histogram",
+    "HistogramDescriptor",
+    "TensorSummary",
+    "derive",
+    "identity",
+    "merge_packed",
+    "summarize",
+]
