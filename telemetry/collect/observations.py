@@ -1,0 +1,204 @@
+"""The observations of one step on one rank, from the first hook to the packet."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from telemetry.collect.book import LocalSite, SiteBook
+from telemetry.errors import RankfoldError
+from telemetry.packet import NO_RANK, Packet, StepFacts
+from telemetry.presence import Presence
+from telemetry.sites import SiteSpec
+from telemetry.staging import StagingBuffer
+from telemetry.summary.fields import ABSMAX, FINITE, NUM_FLOATS, NUM_INTS, TOTAL
+from telemetry.summary.histogram import HistogramDescriptor
+from telemetry.summary.merge import identity
+
+__all__ = ["Observations", "Origin", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every packet of a session carries of where it comes from."""
+
+    run_id: str
+    segment: int
+    rank: int
+    world_size: int
+
+
+@dataclass
+class _State:
+    presence: Presence
+    reason: str
+
+
+class Observations:
+    """Collects a step: reduces tensors at once, keeps no reference to any, and never raises at whoever observes."""
+
+    def __init__(self, book: SiteBook, descriptor: HistogramDescriptor) -> None:
+        self._book = book
+        self._descriptor = descriptor
+        self._buffers: dict[torch.device, StagingBuffer] = {}
+        self._states: dict[LocalSite, _State] = {}
+        self._histogram = False
+        # Autograd runs hooks of different devices on threads of its own.
+        self._lock = threading.Lock()
+
+    def begin(self, *, histogram: bool) -> None:
+        """Start a step; ``histogram`` tells whether observations also count bins."""
+        self._histogram = histogram
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the step."""
+        self._states.clear()
+        for buffer in self._buffers.values():
+            buffer.discard()
+
+    def is_observed(self, site: LocalSite) -> bool:
+        """Tell whether the site has numbers in this step."""
+        state = self._states.get(site)
+        return state is not None and state.presence is Presence.OBSERVED
+
+    def expect(self, site: LocalSite, reason: str) -> None:
+        """Schedule a site: unless something comes for it, its row says ``site_absent`` for ``reason``."""
+        self._states.setdefault(site, _State(Presence.SITE_ABSENT, reason))
+
+    def mark(self, site: LocalSite, presence: Presence, reason: str) -> None:
+        """Say why a scheduled site has no numbers; an observation of the same step outranks it."""
+        if not self.is_observed(site):
+            self._states[site] = _State(presence, reason)
+
+    def observe(self, site: LocalSite, tensor: Tensor) -> None:
+        """Reduce a tensor into its site; a failure becomes the presence of the row."""
+        try:
+            with torch.no_grad(), self._lock:
+                self._reduce(site, tensor)
+        except RankfoldError as error:
+            self.mark(site, Presence.UNSUPPORTED, f"{error.code}: {error.message}")
+        except Exception as error:  # telemetry must not end a training step, whatever the tensor does
+            self.mark(site, Presence.CAPTURE_FAILED, f"{type(error).__name__}: {error}"[:300])
+
+    def _reduce(self, site: LocalSite, tensor: Tensor) -> None:
+        if (why := unreadable(tensor)) is not None:
+            self.mark(site, Presence.UNSUPPORTED, why)
+            return
+        buffer = self._buffers.get(tensor.device)
+        if buffer is None:
+            buffer = self._buffers[tensor.device] = StagingBuffer(tensor.device, self._descriptor)
+        slot = site.slots.get(tensor.device)
+        if slot is None:
+            slot = site.slots[tensor.device] = buffer.new_slot()
+        buffer.observe(slot, tensor, histogram=self._histogram)
+        self._states[site] = _State(Presence.OBSERVED, "")
+
+    def tally(self) -> dict[tuple[str, Presence], int]:
+        """Count this step's rows by kind and presence."""
+        counts: dict[tuple[str, Presence], int] = {}
+        for site, state in self._states.items():
+            key = (site.spec.kind, state.presence)
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def to_packet(self, step: int, origin: Origin, facts: StepFacts) -> Packet:
+        """Drain every device (one transfer of rows each, one more with histograms) and pack the step."""
+        sites = sorted(self._states, key=lambda site: site.site_id)
+        rows = _Rows(sites, self._descriptor)
+        for device, buffer in self._buffers.items():
+            rows.take(device, buffer)
+        packet = rows.pack(self._states, step, origin, facts, self._book.take_unsent())
+        self._states.clear()
+        return packet
+
+
+def unreadable(tensor: Tensor) -> str | None:
+    """Return why the elements of a tensor cannot be read as they lie, or None."""
+    if hasattr(tensor, "placements"):
+        return "a DTensor's placements are not read here"
+    if tensor.layout is not torch.strided:
+        return f"the tensor's layout is {tensor.layout}"
+    if tensor.is_meta:
+        return "the tensor is on the meta device and has no data"
+    if tensor.is_quantized:
+        return "the tensor is quantized"
+    return None
+
+
+class _Rows:
+    """Packet columns in the making, one row a site, ascending by site id."""
+
+    def __init__(self, sites: list[LocalSite], descriptor: HistogramDescriptor) -> None:
+        self._sites = sites
+        self._descriptor = descriptor
+        self._ints = np.zeros((len(sites), NUM_INTS), dtype=np.int64)
+        self._floats = np.zeros((len(sites), NUM_FLOATS), dtype=np.float64)
+        self._counts: dict[int, NDArray[np.int64]] = {}
+
+    def take(self, device: torch.device, buffer: StagingBuffer) -> None:
+        staged = buffer.drain()
+        row_of = {int(slot): row for row, slot in enumerate(staged.slots)}
+        hist_of = {int(slot): row for row, slot in enumerate(staged.hist_slots)}
+        for index, site in enumerate(self._sites):
+            slot = site.slots.get(device)
+            if slot in row_of:
+                self._ints[index] = staged.ints[row_of[slot]]
+                self._floats[index] = staged.floats[row_of[slot]]
+            if slot in hist_of:
+                self._counts[index] = staged.hist_counts[hist_of[slot]]
+
+    def pack(
+        self,
+        states: dict[LocalSite, _State],
+        step: int,
+        origin: Origin,
+        facts: StepFacts,
+        definitions: tuple[SiteSpec, ...],
+    ) -> Packet:
+        observed = np.array([states[site].presence is Presence.OBSERVED for site in self._sites], dtype=bool)
+        counts_here = observed & np.array([site.contributes for site in self._sites], dtype=bool)
+        # A rank that holds a replica says that it observed, and whether it saw non-finite values, but adds nothing.
+        nonfinite = observed & (self._ints[:, TOTAL] > self._ints[:, FINITE])
+        has_absmax = counts_here & (self._ints[:, FINITE] > 0)
+        ints, floats = identity(len(self._sites))
+        ints[counts_here], floats[counts_here] = self._ints[counts_here], self._floats[counts_here]
+        assert np.all(floats[has_absmax, ABSMAX] >= 0)
+        reasons = tuple(dict.fromkeys(state.reason for state in states.values() if state.reason))
+        hist_rows = sorted(row for row in self._counts if counts_here[row])
+        site_ids = np.array([site.site_id for site in self._sites], dtype=np.uint64)
+        return Packet(
+            run_id=origin.run_id,
+            segment=origin.segment,
+            step=step,
+            world_size=origin.world_size,
+            ranks=(origin.rank,),
+            descriptor=self._descriptor,
+            sites=site_ids,
+            ints=ints,
+            floats=floats,
+            presence=np.array([states[site].presence for site in self._sites], dtype=np.uint8),
+            reason=np.array([_index(reasons, states[site].reason) for site in self._sites], dtype=np.int32),
+            num_scheduled=np.ones(len(self._sites), dtype=np.int32),
+            num_observed=observed.astype(np.int32),
+            num_contributing=counts_here.astype(np.int32),
+            absmax_rank=np.where(has_absmax, origin.rank, NO_RANK).astype(np.int32),
+            num_nonfinite_ranks=nonfinite.astype(np.int32),
+            first_nonfinite_rank=np.where(nonfinite, origin.rank, NO_RANK).astype(np.int32),
+            hist_sites=site_ids[hist_rows],
+            hist_counts=np.array([self._counts[row] for row in hist_rows], dtype=np.int64).reshape(
+                len(hist_rows), self._descriptor.num_counts
+            ),
+            facts=facts,
+            definitions=definitions,
+            reasons=reasons,
+        )
+
+
+def _index(reasons: tuple[str, ...], reason: str) -> int:
+    return reasons.index(reason) if reason else -1

@@ -1,0 +1,152 @@
+"""Parameters, their gradients, and what an optimizer step really changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from telemetry.collect.book import SiteBook
+from telemetry.collect.names import named_parameters, unwrapped
+from telemetry.collect.observations import Observations, unreadable
+from telemetry.collect.select import Selection
+from telemetry.presence import Presence
+
+__all__ = ["UPDATE_SAMPLE_SIZE", "ObservedParameter", "ParameterObserver"]
+
+UPDATE_SAMPLE_SIZE: Final = 4096
+
+
+@dataclass(eq=False)
+class ObservedParameter:
+    """A selected parameter, and the elements of it whose updates are followed.
+
+    Attributes:
+        name, aliases: canonical name, and other names of the same tensor.
+        tensor: the parameter.
+        sample: int64 flat indices of the followed elements on the parameter's device, None for all of them.
+        before: their values before the optimizer step, None outside of a due step.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    aliases: tuple[str, ...]
+    sample: Tensor | None
+    before: Tensor | None = None
+
+
+class ParameterObserver:
+    """Reads parameters at the boundary of an optimizer step. All sites are known at attach."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        book: SiteBook,
+        observations: Observations,
+        *,
+        signals: Iterable[str],
+        full_updates: bool,
+    ) -> None:
+        self._book = book
+        self._observations = observations
+        owners = dict(unwrapped(model).named_modules(remove_duplicate=False))
+        self.parameters = [
+            ObservedParameter(name, tensor, aliases, None if full_updates else _sample_indices(name, tensor))
+            for name, tensor, aliases in named_parameters(model)
+            if not isinstance(tensor, nn.parameter.UninitializedParameter)
+            and selection.takes_parameter(name, owners.get(name.rpartition(".")[0], model))
+        ]
+        for kind in ("parameter", "gradient", "update"):
+            if f"{kind}s" in signals:
+                for parameter in self.parameters:
+                    self._define(kind, parameter)
+
+    def _define(self, kind: str, parameter: ObservedParameter) -> None:
+        self._book.add(
+            kind,
+            parameter.name,
+            dtype=str(parameter.tensor.dtype).removeprefix("torch."),
+            shape=tuple(parameter.tensor.shape),
+            numel=parameter.tensor.numel(),
+            aliases=parameter.aliases,
+            estimated=kind == "update" and parameter.sample is not None,
+        )
+
+    def expect(self, kind: str, reason: str) -> None:
+        """Schedule every parameter's site of a kind for the step."""
+        for parameter in self.parameters:
+            why = reason if parameter.tensor.requires_grad or kind == "parameter" else "requires_grad is False"
+            self._observations.expect(self._book.of(kind, parameter.name), why)
+
+    def observe_values(self) -> None:
+        """Reduce the parameters as they are now."""
+        for parameter in self.parameters:
+            self._observations.observe(self._book.of("parameter", parameter.name), parameter.tensor)
+
+    def observe_gradients(self, among: frozenset[int] | None = None, *, only_missing: bool = False) -> None:
+        """Reduce the gradients as they are now.
+
+        Args:
+            among: ids of the parameters to look at, None for all.
+            only_missing: pass over gradients that the step has already observed.
+        """
+        for parameter in self.parameters:
+            if among is not None and id(parameter.tensor) not in among:
+                continue
+            site = self._book.of("gradient", parameter.name)
+            if only_missing and self._observations.is_observed(site):
+                continue
+            gradient = parameter.tensor.grad
+            if gradient is not None:
+                self._observations.observe(site, gradient)
+
+    def snapshot(self, among: frozenset[int] | None = None) -> None:
+        """Keep the followed elements as they are before the step, unless they are kept already."""
+        with torch.no_grad():
+            for parameter in self.parameters:
+                wanted = among is None or id(parameter.tensor) in among
+                if not wanted or parameter.before is not None or not parameter.tensor.requires_grad:
+                    continue
+                if (why := unreadable(parameter.tensor)) is None:
+                    parameter.before = _followed(parameter)
+                else:
+                    self._observations.mark(self._book.of("update", parameter.name), Presence.UNSUPPORTED, why)
+
+    def observe_updates(self) -> None:
+        """Reduce after minus before for every parameter that has a snapshot, and drop the snapshots."""
+        for parameter in self.parameters:
+            before, parameter.before = parameter.before, None
+            if before is None:
+                continue
+            site = self._book.of("update", parameter.name)
+            if before.shape != (after := _followed(parameter)).shape or before.device != after.device:
+                self._observations.mark(site, Presence.UNSUPPORTED, "the parameter was replaced during the step")
+                continue
+            with torch.no_grad():
+                # Half types widen first: the difference of two bfloat16 values need not be a bfloat16.
+                self._observations.observe(site, after.to(torch.float64) - before.to(torch.float64))
+
+    def forget_snapshots(self) -> None:
+        """Drop what a step that raised has left."""
+        for parameter in self.parameters:
+            parameter.before = None
+
+
+def _followed(parameter: ObservedParameter) -> Tensor:
+    flat = parameter.tensor.detach().reshape(-1)
+    return flat.clone() if parameter.sample is None else flat[parameter.sample]
+
+
+def _sample_indices(name: str, tensor: Tensor) -> Tensor | None:
+    """Choose the followed elements by the parameter's name alone: the same on every rank and in every run."""
+    if tensor.numel() <= UPDATE_SAMPLE_SIZE:
+        return None
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    chosen = np.random.default_rng(seed).choice(tensor.numel(), UPDATE_SAMPLE_SIZE, replace=False)
+    return torch.from_numpy(np.sort(chosen)).to(tensor.device)

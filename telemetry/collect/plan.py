@@ -1,0 +1,81 @@
+"""What a session is going to do and what that costs, known before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from telemetry.placement import ParallelLayout
+
+__all__ = ["Plan", "PlannedSignal"]
+
+
+@dataclass(frozen=True)
+class PlannedSignal:
+    """One signal on this rank.
+
+    Attributes:
+        signal: its name; every: its interval in steps.
+        num_sites: sites, or selected modules where the tensors show only when the model runs.
+        num_elements: elements reduced on a logged step, None where that is not known yet.
+        size_bytes: bytes read on a logged step, None likewise.
+    """
+
+    signal: str
+    every: int
+    num_sites: int
+    num_elements: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a session on this rank; ``print(session.plan)`` shows it.
+
+    Attributes:
+        to, run_id, segment: where the record goes.
+        rank, world_size, layout: this rank in its job.
+        signals: one entry for each signal.
+        hist_every: interval of histograms in steps, None for none.
+        backend: what reduces the tensors.
+        selection: ``select`` and ``exclude`` in words.
+    """
+
+    to: str
+    run_id: str
+    segment: int
+    rank: int
+    world_size: int
+    layout: ParallelLayout
+    signals: tuple[PlannedSignal, ...]
+    hist_every: int | None
+    backend: str
+    selection: str
+
+    def __str__(self) -> str:
+        axes = " × ".join(f"{name} {size}" for name, size in self.layout.axes) or "one process"
+        assumed = "" if self.layout.declared else " (assumed: none was declared)"
+        histograms = f"every {self.hist_every}" if self.hist_every else "none"
+        lines = [
+            f"Rankfold plan for {self.to} (run {self.run_id}, segment {self.segment})",
+            f"  rank {self.rank} of {self.world_size}, layout {axes}{assumed}, kernels {self.backend}",
+            f"  select {self.selection}, histograms {histograms}",
+            f"  {'signal':<18}{'every':>6}{'sites':>8}{'elements a step':>18}{'read a step':>14}",
+        ]
+        lines += [_row(signal) for signal in self.signals]
+        if not self.signals:
+            lines.append("  no signals: only explicit call sites are observed")
+        return "\n".join(lines)
+
+
+def _row(signal: PlannedSignal) -> str:
+    elements = "at first forward" if signal.num_elements is None else f"{signal.num_elements:,}"
+    size = "" if signal.size_bytes is None else _human_bytes(signal.size_bytes)
+    return f"  {signal.signal:<18}{signal.every:>6}{signal.num_sites:>8}{elements:>18}{size:>14}"
+
+
+def _human_bytes(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024 or unit == "GiB":
+            break
+        size_bytes /= 1024
+    return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"

@@ -1,0 +1,269 @@
+"""The live session of one rank: opens step scopes, drives the observers, hands packets over."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from telemetry.collect.activations import ActivationObserver
+from telemetry.collect.boundary import OptimizerBoundary
+from telemetry.collect.clock import SelfTime
+from telemetry.collect.observations import Observations, Origin
+from telemetry.collect.parameters import ParameterObserver
+from telemetry.collect.plan import Plan
+from telemetry.collect.registry import release_model
+from telemetry.collect.report import SessionReport
+from telemetry.collect.schedule import Schedule
+from telemetry.errors import SessionClosedError, SessionNestingError, StepOrderError
+from telemetry.packet import StepFacts
+from telemetry.presence import Presence
+from telemetry.protocol import Aggregator
+
+__all__ = ["Session"]
+
+_WEIGHT_REASONS = {
+    "gradient": "the gradient is None",
+    "update": "no optimizer stepped",
+    "parameter": "the parameter was not read",
+}
+
+
+class Session:
+    """A watched model on one rank. Every rank of the job holds one and opens the same step scopes.
+
+    Made by :func:`telemetry.watch`; use it as a context manager, or call :meth:`close`.
+
+    Attributes:
+        plan: what is observed and what it costs, see :class:`Plan`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        name: str,
+        schedule: Schedule,
+        aggregator: Aggregator,
+        origin: Origin,
+        plan: Plan,
+        observations: Observations,
+        activations: ActivationObserver,
+        parameters: ParameterObserver,
+        clock: SelfTime,
+        optimizers: tuple[Any, ...],
+    ) -> None:
+        self.plan = plan
+        self._model = model
+        self._name = name
+        self._schedule = schedule
+        self._aggregator = aggregator
+        self._origin = origin
+        self._observations = observations
+        self._activations = activations
+        self._parameters = parameters
+        self._clock = clock
+        self._boundary = OptimizerBoundary(optimizers, before=self._before_optimizer, after=self._after_optimizer)
+        self._boundary.install()
+
+        self._due: frozenset[str] = frozenset()
+        self._last_step: int | None = None
+        self._in_step = False
+        self._report: SessionReport | None = None
+        self._tally: Counter[tuple[str, Presence]] = Counter()
+        self._num_steps = self._num_logged = self._num_unlogged = 0
+        self._self_s = self._step_s = 0.0
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run that the session writes to."""
+        return self._origin.run_id
+
+    @property
+    def report(self) -> SessionReport:
+        """The close report.
+
+        Raises:
+            SessionClosedError: the session is still open, so there is none yet.
+        """
+        if self._report is None:
+            raise SessionClosedError("the session is still open", remedy="read session.report after session.close()")
+        return self._report
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def step(self, step: int, *, scaler: Any = None) -> _StepScope:
+        """Return the scope of one optimizer step; every rank opens it with the same number.
+
+        What happens inside of the scope belongs to ``step``: all micro-batches, the backward passes, the optimizer. A
+        scope that is left by an exception records nothing and lets the exception pass.
+
+        Args:
+            step: the caller's optimizer-step number, larger than the one before.
+            scaler: the ``GradScaler`` of the loop, if there is one.
+
+        Raises:
+            StepOrderError: the number repeats or goes back.
+            SessionNestingError: another scope is open.
+            SessionClosedError: the session was closed.
+
+        Example:
+            ``with session.step(step): train_one(batch)``
+        """
+        if self._report is not None:
+            raise SessionClosedError("the session is closed", step=step, remedy="open steps inside of the session")
+        if self._in_step:
+            raise SessionNestingError(
+                "a step scope is open already", step=step, remedy="end one step before the next begins"
+            )
+        if self._last_step is not None and step <= self._last_step:
+            raise StepOrderError(
+                f"step {step} came after step {self._last_step}",
+                rank=self._origin.rank,
+                step=step,
+                remedy="count optimizer steps upwards; to replay after a restart, attach with resume_step",
+            )
+        return _StepScope(self, step, scaler)
+
+    def close(self) -> None:
+        """End observation, deliver what is in flight and make the report. Safe to call again; never raises."""
+        if self._report is not None:
+            return
+        self._boundary.remove()
+        self._activations.remove()
+        self._parameters.forget_snapshots()
+        release_model(self._model, self._name)
+        self._report = SessionReport(
+            to=self.plan.to,
+            rank=self._origin.rank,
+            world_size=self._origin.world_size,
+            num_steps=self._num_steps,
+            num_logged=self._num_logged,
+            num_unlogged=self._num_unlogged,
+            observations=dict(self._tally),
+            never_ran=self._activations.never_ran() if self._num_logged else (),
+            self_s=self._self_s,
+            step_s=self._step_s,
+            merge=self._aggregator.close(),
+        )
+
+    # Called by the step scope and by the optimizer's hooks, on the training thread.
+
+    def _open_step(self, step: int) -> None:
+        self._in_step = True
+        self._clock.reset()
+        with self._clock:
+            is_first = self._last_step is None
+            self._due = self._schedule.due(step, is_first=is_first)
+            if self._due and self._aggregator.failure is not None:
+                self._num_unlogged += 1
+                self._due = frozenset()
+            if self._due:
+                self._prepare(step, is_first=is_first)
+
+    def _prepare(self, step: int, *, is_first: bool) -> None:
+        self._boundary.num_steps = 0
+        self._observations.begin(histogram=self._schedule.histogram_due(step, is_first=is_first))
+        for kind, reason in _WEIGHT_REASONS.items():
+            if f"{kind}s" in self._due:
+                self._parameters.expect(kind, reason)
+        self._activations.install(activations="activations" in self._due, gradients="activation_grads" in self._due)
+        if "updates" in self._due and not len(self._boundary):
+            self._parameters.snapshot()
+
+    def _before_optimizer(self, parameter_ids: frozenset[int]) -> None:
+        if not self._in_step or not self._due:
+            return
+        with self._clock:
+            if "gradients" in self._due:
+                self._parameters.observe_gradients(parameter_ids)
+            if "updates" in self._due:
+                self._parameters.snapshot(parameter_ids)
+
+    def _after_optimizer(self, used_closure: bool) -> None:
+        if used_closure and self._in_step and "gradients" in self._due:
+            with self._clock:
+                self._parameters.observe_gradients(only_missing=True)
+
+    def _close_step(self, step: int, scaler: Any, duration_s: float) -> None:
+        self._in_step = False
+        self._last_step = step
+        self._num_steps += 1
+        if not self._due:
+            return
+        with self._clock:
+            self._activations.remove()
+            self._read_weights()
+            for key, count in self._observations.tally().items():
+                self._tally[key] += count
+        facts = self._facts(scaler, duration_s)
+        with self._clock:
+            self._aggregator.submit(self._observations.to_packet(step, self._origin, facts))
+        self._num_logged += 1
+        self._self_s += self._clock.seconds
+        self._step_s += duration_s
+
+    def _read_weights(self) -> None:
+        if "gradients" in self._due:
+            self._parameters.observe_gradients(only_missing=True)
+        if "updates" in self._due:
+            self._parameters.observe_updates()
+        if "parameters" in self._due:
+            self._parameters.observe_values()
+
+    def _abandon_step(self) -> None:
+        self._in_step = False
+        self._activations.remove()
+        self._observations.discard()
+        self._parameters.forget_snapshots()
+
+    def _facts(self, scaler: Any, duration_s: float) -> StepFacts:
+        stepped = self._boundary.num_steps > 0
+        # A scaler that finds inf in the gradients leaves the optimizer alone; without one, a step that did not
+        # happen may also be an accumulation that goes on.
+        skipped = not stepped and len(self._boundary) > 0 and scaler is not None
+        return StepFacts(
+            num_applied=int(stepped),
+            num_skipped=int(skipped),
+            num_unknown=int(not stepped and not skipped),
+            num_micro_batches=self._activations.num_forwards,
+            num_optimizer_steps=self._boundary.num_steps,
+            mode="train" if self._model.training else "eval",
+            wall_time_s=time.time(),
+            step_s=duration_s,
+            self_s=self._clock.seconds,
+        )
+
+
+class _StepScope:
+    """``with session.step(n):`` — a plain object, because a generator would cost off cadence."""
+
+    __slots__ = ("_scaler", "_session", "_started", "_step")
+
+    def __init__(self, session: Session, step: int, scaler: Any) -> None:
+        self._session = session
+        self._step = step
+        self._scaler = scaler
+        self._started = 0.0
+
+    def __enter__(self) -> _StepScope:
+        self._started = time.perf_counter()
+        self._session._open_step(self._step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._session._close_step(self._step, self._scaler, time.perf_counter() - self._started)
+        else:
+            self._session._abandon_step()

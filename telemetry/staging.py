@@ -1,0 +1,114 @@
+"""Packed rows wait on their device until the step ends, then leave in one transfer.
+
+A site has one slot. The first observation of a step overwrites the slot, later ones (micro-batches, a module called
+twice) fold into it, so memory does not grow with the number of calls. Draining copies all rows of a device at once, and
+all histograms of a device at once: the number of transfers depends on neither the sites nor the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from telemetry.summary.aten import count_bins_, reduce_row
+from telemetry.summary.fields import FINITE, NUM_INTS, ROW_WORDS
+from telemetry.summary.histogram import HistogramDescriptor
+from telemetry.summary.merge import merge_floats
+
+__all__ = ["StagedRows", "StagingBuffer"]
+
+_INITIAL_SLOTS: Final = 64
+
+
+@dataclass(frozen=True, eq=False)
+class StagedRows:
+    """What one device had staged, now in host memory.
+
+    Attributes:
+        slots: int64 ``[n]``, ascending slots that were observed in the step.
+        ints, floats: ``[n, 8]`` int64 and ``[n, 10]`` float64, row-aligned with ``slots``.
+        hist_slots: int64 ``[h]``, ascending slots with a histogram.
+        hist_counts: int64 ``[h, num_counts]``.
+    """
+
+    slots: NDArray[np.int64]
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    hist_slots: NDArray[np.int64]
+    hist_counts: NDArray[np.int64]
+
+
+class StagingBuffer:
+    """The preallocated rows and histograms of one device; filled by hooks, drained once a logged step."""
+
+    def __init__(self, device: torch.device, descriptor: HistogramDescriptor) -> None:
+        self._descriptor = descriptor
+        self._rows = torch.empty(_INITIAL_SLOTS, ROW_WORDS, dtype=torch.int64, device=device)
+        # Histograms take their own, lazily filled slots: most steps have none.
+        self._counts = torch.zeros(0, descriptor.num_counts, dtype=torch.int64, device=device)
+        self._scratch = torch.empty(ROW_WORDS, dtype=torch.int64, device=device)
+        self._num_slots = 0
+        self._filled: set[int] = set()
+        self._hist_filled: set[int] = set()
+
+    def new_slot(self) -> int:
+        """Reserve a slot for one more site."""
+        slot = self._num_slots
+        self._num_slots += 1
+        if self._num_slots > len(self._rows):
+            self._rows = torch.cat((self._rows, torch.empty_like(self._rows)))
+        return slot
+
+    def observe(self, slot: int, tensor: Tensor, *, histogram: bool) -> None:
+        """Reduce ``tensor`` (on this device) into ``slot``, folding with earlier observations of the step."""
+        if slot in self._filled:
+            reduce_row(tensor, self._scratch)
+            _fold_(self._rows[slot], self._scratch)
+        else:
+            reduce_row(tensor, self._rows[slot])
+            self._filled.add(slot)
+        if histogram:
+            self._count(slot, tensor)
+
+    def _count(self, slot: int, tensor: Tensor) -> None:
+        if slot >= len(self._counts):
+            more = self._counts.new_zeros(len(self._rows) - len(self._counts), self._descriptor.num_counts)
+            self._counts = torch.cat((self._counts, more))
+        if slot not in self._hist_filled:
+            self._counts[slot].zero_()
+            self._hist_filled.add(slot)
+        count_bins_(tensor, self._counts[slot], self._descriptor)
+
+    def drain(self) -> StagedRows:
+        """Bring the step's rows to the host and empty the buffer; on an accelerator this waits for the device."""
+        slots = np.array(sorted(self._filled), dtype=np.int64)
+        hist_slots = np.array(sorted(self._hist_filled), dtype=np.int64)
+        words = _to_host(self._rows, slots)
+        counts = _to_host(self._counts, hist_slots)
+        self.discard()
+        floats = np.ascontiguousarray(words[:, NUM_INTS:]).view(np.float64)
+        return StagedRows(slots, words[:, :NUM_INTS].copy(), floats, hist_slots, counts)
+
+    def discard(self) -> None:
+        """Forget the step's observations, as after a step that raised."""
+        self._filled.clear()
+        self._hist_filled.clear()
+
+
+def _to_host(buffer: Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    if len(slots) == 0:
+        return np.empty((0, buffer.shape[1]), dtype=np.int64)
+    # The slots in use are copied as one block and picked apart here, so no index has to travel to the device.
+    host: NDArray[np.int64] = buffer[: int(slots[-1]) + 1].cpu().numpy()
+    return host[slots]
+
+
+def _fold_(into: Tensor, other: Tensor) -> None:
+    floats, more = into.view(torch.float64)[NUM_INTS:], other.view(torch.float64)[NUM_INTS:]
+    floats.copy_(merge_floats(torch, into[FINITE], floats, other[FINITE], more))
+    into[:NUM_INTS] += other[:NUM_INTS]
