@@ -13,7 +13,8 @@ from telemetry.collect.report import SessionReport
 from telemetry.collect.session import Session
 from telemetry.collect.watch import watch
 from telemetry.errors import RankfoldError
-from telemetry.placement import FlatShard, Owned, ParallelLayout, Partial, Placement, RankRelation, Replica, Shard
+from telemetry.layout import ParallelLayout
+from telemetry.placement import FlatShard, Owned, Partial, Placement, RankRelation, Replica, Shard
 from telemetry.presence import Presence
 from telemetry.protocol import Aggregator, Deadlines
 from telemetry.sites import SIGNALS

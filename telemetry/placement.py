@@ -1,9 +1,9 @@
-"""Where the elements of a tensor are: placements by mesh axis, and which rank counts them.
+"""Where the elements of a tensor are, by mesh axis, and whether a rank counts them.
 
 An *axis* is one of the mesh (``tp``, ``dp``, …), a *dim* one of the tensor. A rank contributes to a site exactly if
 its coordinate is 0 on every axis on which the tensor is replicated, and it owns the slot on every axis on which one
-rank does. All others contribute the identity of merge, so that one merge over the whole world counts each logical
-element once, whatever the topology.
+coordinate does. All others contribute the identity of merge, so that one merge over the whole world counts each
+logical element once, whatever the topology.
 """
 
 from __future__ import annotations
@@ -12,18 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from telemetry.errors import ConfigurationError, LayoutMismatchError, PlacementInvalidError
+from telemetry.errors import PlacementInvalidError
 
-__all__ = [
-    "FlatShard",
-    "Owned",
-    "ParallelLayout",
-    "Partial",
-    "Placement",
-    "RankRelation",
-    "Replica",
-    "Shard",
-]
+__all__ = ["FlatShard", "Owned", "Partial", "Placement", "RankRelation", "Replica", "Shard"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Owned:
-    """One coordinate of the axis owns the tensor; the others contribute nothing."""
+    """The coordinate ``rank`` of the axis owns the tensor; the others contribute nothing."""
 
     rank: int
 
@@ -94,13 +85,49 @@ Placement = Replica | Shard | FlatShard | Owned | Partial
 
 @dataclass(frozen=True)
 class RankRelation:
-    """The placement of one site on every axis of the layout."""
+    """The placement of one site on every axis of one grid of the layout.
+
+    Attributes:
+        placements: (axis, placement), outermost axis first.
+        expert: the axes are those of the expert grid.
+    """
 
     placements: tuple[tuple[str, Placement], ...]
+    expert: bool = False
+
+    def replace(self, changes: Mapping[str, Placement]) -> RankRelation:
+        """Return the relation with other placements on some axes.
+
+        Raises:
+            PlacementInvalidError: an axis is not one of the grid's.
+        """
+        unknown = set(changes) - {axis for axis, _ in self.placements}
+        if unknown:
+            known = ", ".join(axis for axis, _ in self.placements) or "none"
+            raise PlacementInvalidError(
+                f"no axis {', '.join(map(repr, sorted(unknown)))} in the layout; its axes are {known}",
+                remedy="declare the axis in the layout, or place the tensor on the axes that there are",
+            )
+        return RankRelation(tuple((axis, changes.get(axis, old)) for axis, old in self.placements), self.expert)
 
     def contributes(self, coordinates: Mapping[str, int]) -> bool:
         """Tell whether the rank at ``coordinates`` (axis → index) counts its elements."""
         return all(_counts(placement, coordinates[axis]) for axis, placement in self.placements)
+
+    def slot(self, coordinates: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Return which part of the site the rank holds: its coordinates on the axes that are no replica.
+
+        Ranks of one slot hold the same elements. None where an axis has an owner, and the rank is not it.
+        """
+        for axis, placement in self.placements:
+            if isinstance(placement, Owned) and coordinates[axis] != placement.rank:
+                return None
+        return tuple(coordinates[axis] for axis, placement in self.placements if not isinstance(placement, Replica))
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """Axes over which the ranks hold the same elements."""
+        return tuple(axis for axis, placement in self.placements if isinstance(placement, Replica))
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
@@ -118,73 +145,3 @@ def _counts(placement: Placement, coordinate: int) -> bool:
     if isinstance(placement, Owned):
         return coordinate == placement.rank
     return True
-
-
-@dataclass(frozen=True)
-class ParallelLayout:
-    """The named axes of the job, outermost first; ranks are numbered row-major over them.
-
-    Attributes:
-        axes: (name, size) of each axis.
-        declared: False where nobody declared a layout and one data-parallel axis was assumed.
-    """
-
-    axes: tuple[tuple[str, int], ...]
-    declared: bool = True
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.axes]
-        if len(set(names)) != len(names):
-            raise ConfigurationError(f"layout names an axis twice: {names}", remedy="name each axis once")
-        bad = {name: size for name, size in self.axes if size < 1}
-        if bad:
-            raise ConfigurationError(f"layout has axes of size below one: {bad}", remedy="give sizes >= 1")
-
-    @staticmethod
-    def from_sizes(sizes: Mapping[str, int]) -> ParallelLayout:
-        """Build a layout from axis sizes, outermost axis first.
-
-        Example:
-            >>> ParallelLayout.from_sizes({"pp": 2, "dp": 2}).coordinates(1)
-            {'pp': 0, 'dp': 1}
-        """
-        return ParallelLayout(tuple(sizes.items()))
-
-    @staticmethod
-    def assumed(world_size: int) -> ParallelLayout:
-        """Return the layout of a job that declared none: one data-parallel axis."""
-        return ParallelLayout((("dp", world_size),), declared=False)
-
-    @property
-    def world_size(self) -> int:
-        """Product of the axes."""
-        return math.prod(size for _, size in self.axes)
-
-    def require_world_size(self, world_size: int) -> None:
-        """Raise :class:`LayoutMismatchError` unless the axes multiply to ``world_size``."""
-        if self.world_size != world_size:
-            product = " × ".join(f"{name} {size}" for name, size in self.axes) or "no axes"
-            raise LayoutMismatchError(
-                f"the layout has {self.world_size} ranks ({product}), the job has {world_size}",
-                remedy="declare sizes that multiply to the world size, or leave layout out for plain data parallelism",
-            )
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Return axis → index of ``rank``."""
-        found: dict[str, int] = {}
-        for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name, _ in self.axes}
-
-    def relation(self, kind: str) -> RankRelation:
-        """Return where a plain tensor of a source kind lies, when nobody said otherwise.
-
-        Activations are a population over every axis but ``tp``; parameters, reduced gradients and updates are
-        replicas over every axis but ``pp``, whose stages hold different sites.
-        """
-        weights = kind in ("parameter", "gradient", "update")
-        return RankRelation(
-            tuple(
-                (name, Replica() if (name != "pp" if weights else name == "tp") else Shard()) for name, _ in self.axes
-            )
-        )

@@ -1,13 +1,19 @@
-"""An aggregator for a world of one that keeps every packet, for tests that look at what a rank sends."""
+"""Aggregators that keep every packet in memory, for tests that look at what ranks send and how it merges."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch.distributed as dist
+
+from aggregator.catalogue import Catalogue
+from aggregator.merge import merge_packets
 from telemetry.errors import RankfoldError
 from telemetry.packet import Packet
 from telemetry.presence import Presence
 from telemetry.protocol import AttachOffer, AttachReply, CloseReport
 from telemetry.sites import SiteSpec
-from telemetry.summary import TensorSummary
+from telemetry.summary import Histogram, TensorSummary
 
 
 class KeepingAggregator:
@@ -47,7 +53,11 @@ class KeepingAggregator:
         """Return the row of a site as a summary; the row must be observed."""
         packet, row = self._row(kind, name, step)
         assert packet.presence[row] == Presence.OBSERVED, self.presence(kind, name, step)
-        return TensorSummary(packet.ints[row], packet.floats[row])
+        counted = packet.hist_sites.tolist()
+        histogram = None
+        if (site_id := int(packet.sites[row])) in counted:
+            histogram = Histogram(packet.descriptor, packet.hist_counts[counted.index(site_id)])
+        return TensorSummary(packet.ints[row], packet.floats[row], histogram)
 
     def presence(self, kind: str, name: str, step: int) -> tuple[Presence, str]:
         packet, row = self._row(kind, name, step)
@@ -63,3 +73,27 @@ class KeepingAggregator:
         packet = self.packets[self.steps.index(step)]
         site_id = self.sites()[kind, name].site_id
         return packet, packet.sites.tolist().index(site_id)
+
+
+class GatheringAggregator(KeepingAggregator):
+    """Gathers every step on rank zero through the default group, at once; other ranks keep nothing.
+
+    It has no deadline and no thread, so a test that uses it looks at what ranks send and how that merges, and at
+    nothing else.
+    """
+
+    def attach(self, offer: AttachOffer) -> AttachReply:
+        reply = super().attach(offer)
+        gathered: list[tuple[SiteSpec, ...]] = [()] * offer.world_size
+        dist.all_gather_object(gathered, offer.sites)
+        catalogue = Catalogue()
+        for sites in gathered:
+            _, conflicts = catalogue.add(sites)
+            assert not conflicts, conflicts
+        self.offer = replace(offer, sites=tuple(catalogue))
+        return reply
+
+    def submit(self, packet: Packet) -> None:
+        gathered: list[bytes] = [b""] * packet.world_size
+        dist.all_gather_object(gathered, packet.to_bytes())
+        self.packets.append(merge_packets([Packet.from_bytes(data) for data in gathered]))

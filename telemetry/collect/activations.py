@@ -118,9 +118,7 @@ class ActivationObserver:
         return observe
 
     def _site(self, kind: str, name: str, tensor: Tensor, aliases: tuple[str, ...]) -> LocalSite:
-        return self._book.find(kind, name) or self._book.add(
-            kind, name, dtype=_dtype_name(tensor), shape=tuple(tensor.shape), aliases=aliases
-        )
+        return self._book.add(kind, name, tensor, aliases=aliases)
 
     def _await_gradient(self, site: LocalSite, tensor: Tensor) -> None:
         self._observations.expect(site, _NO_GRADIENT)
@@ -133,13 +131,9 @@ class ActivationObserver:
         self._handles.append(tensor.register_hook(observe))  # type: ignore[no-untyped-call]
 
     def _mark_without_tensor(self, name: str, aliases: tuple[str, ...], output: Any) -> None:
-        site = self._book.add("activation", name, dtype="none", shape=(), aliases=aliases)
+        site = self._book.add("activation", name, None, aliases=aliases)
         reason = f"the output is {type(output).__name__} and holds no tensor"
         self._observations.mark(site, Presence.UNSUPPORTED, reason)
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_recomputation() -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from telemetry.collect.book import LocalSite, SiteBook
+from telemetry.dtensor import is_partial, local_tensor, reduced
 from telemetry.errors import RankfoldError
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
@@ -87,9 +88,10 @@ class Observations:
             self.mark(site, Presence.CAPTURE_FAILED, f"{type(error).__name__}: {error}"[:300])
 
     def _reduce(self, site: LocalSite, tensor: Tensor) -> None:
-        if (why := unreadable(tensor)) is not None:
+        if why := site.refusal or unreadable(tensor):
             self.mark(site, Presence.UNSUPPORTED, why)
             return
+        tensor = local_tensor(reduced(tensor) if is_partial(tensor) else tensor)
         buffer = self._buffers.get(tensor.device)
         if buffer is None:
             buffer = self._buffers[tensor.device] = StagingBuffer(tensor.device, self._descriptor)
@@ -118,17 +120,15 @@ class Observations:
         return packet
 
 
-def unreadable(tensor: Tensor) -> str | None:
-    """Return why the elements of a tensor cannot be read as they lie, or None."""
-    if hasattr(tensor, "placements"):
-        return "a DTensor's placements are not read here"
+def unreadable(tensor: Tensor) -> str:
+    """Return why the elements of a tensor cannot be read as they lie, or ""."""
     if tensor.layout is not torch.strided:
         return f"the tensor's layout is {tensor.layout}"
     if tensor.is_meta:
         return "the tensor is on the meta device and has no data"
     if tensor.is_quantized:
         return "the tensor is quantized"
-    return None
+    return ""
 
 
 class _Rows:

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from telemetry.block import Block
 from telemetry.collect.book import SiteBook
 from telemetry.collect.names import named_parameters, unwrapped
 from telemetry.collect.observations import Observations, unreadable
 from telemetry.collect.select import Selection
+from telemetry.dtensor import is_dtensor, local_tensor
 from telemetry.presence import Presence
 
 __all__ = ["UPDATE_SAMPLE_SIZE", "ObservedParameter", "ParameterObserver"]
@@ -29,14 +31,14 @@ class ObservedParameter:
     Attributes:
         name, aliases: canonical name, and other names of the same tensor.
         tensor: the parameter.
-        sample: int64 flat indices of the followed elements on the parameter's device, None for all of them.
+        sample: int64 row-major local positions of the followed elements on the parameter's device, None for all.
         before: their values before the optimizer step, None outside of a due step.
     """
 
     name: str
     tensor: nn.Parameter
     aliases: tuple[str, ...]
-    sample: Tensor | None
+    sample: Tensor | None = None
     before: Tensor | None = None
 
 
@@ -57,7 +59,7 @@ class ParameterObserver:
         self._observations = observations
         owners = dict(unwrapped(model).named_modules(remove_duplicate=False))
         self.parameters = [
-            ObservedParameter(name, tensor, aliases, None if full_updates else _sample_indices(name, tensor))
+            ObservedParameter(name, tensor, aliases)
             for name, tensor, aliases in named_parameters(model)
             if not isinstance(tensor, nn.parameter.UninitializedParameter)
             and selection.takes_parameter(name, owners.get(name.rpartition(".")[0], model))
@@ -65,18 +67,15 @@ class ParameterObserver:
         for kind in ("parameter", "gradient", "update"):
             if f"{kind}s" in signals:
                 for parameter in self.parameters:
-                    self._define(kind, parameter)
+                    self._define(kind, parameter, full_updates=full_updates)
 
-    def _define(self, kind: str, parameter: ObservedParameter) -> None:
-        self._book.add(
-            kind,
-            parameter.name,
-            dtype=str(parameter.tensor.dtype).removeprefix("torch."),
-            shape=tuple(parameter.tensor.shape),
-            numel=parameter.tensor.numel(),
-            aliases=parameter.aliases,
-            estimated=kind == "update" and parameter.sample is not None,
+    def _define(self, kind: str, parameter: ObservedParameter, *, full_updates: bool) -> None:
+        sample_size = UPDATE_SAMPLE_SIZE if kind == "update" and not full_updates else None
+        site, block = self._book.define_weight(
+            kind, parameter.name, parameter.tensor, aliases=parameter.aliases, sample_size=sample_size
         )
+        if site.spec.estimated:
+            parameter.sample = _sample_positions(parameter, block)
 
     def expect(self, kind: str, reason: str) -> None:
         """Schedule every parameter's site of a kind for the step."""
@@ -103,7 +102,12 @@ class ParameterObserver:
             if only_missing and self._observations.is_observed(site):
                 continue
             gradient = parameter.tensor.grad
-            if gradient is not None:
+            if gradient is None:
+                continue
+            if is_dtensor(gradient) and gradient.placements != parameter.tensor.placements:  # type: ignore[attr-defined]
+                reason = f"the gradient is placed as {gradient.placements}, not as its parameter"  # type: ignore[attr-defined]
+                self._observations.mark(site, Presence.UNSUPPORTED, reason)
+            else:
                 self._observations.observe(site, gradient)
 
     def snapshot(self, among: frozenset[int] | None = None) -> None:
@@ -113,10 +117,10 @@ class ParameterObserver:
                 wanted = among is None or id(parameter.tensor) in among
                 if not wanted or parameter.before is not None or not parameter.tensor.requires_grad:
                     continue
-                if (why := unreadable(parameter.tensor)) is None:
-                    parameter.before = _followed(parameter)
-                else:
+                if why := unreadable(parameter.tensor):
                     self._observations.mark(self._book.of("update", parameter.name), Presence.UNSUPPORTED, why)
+                else:
+                    parameter.before = _followed(parameter)
 
     def observe_updates(self) -> None:
         """Reduce after minus before for every parameter that has a snapshot, and drop the snapshots."""
@@ -139,14 +143,15 @@ class ParameterObserver:
 
 
 def _followed(parameter: ObservedParameter) -> Tensor:
-    flat = parameter.tensor.detach().reshape(-1)
+    flat = local_tensor(parameter.tensor).reshape(-1)
     return flat.clone() if parameter.sample is None else flat[parameter.sample]
 
 
-def _sample_indices(name: str, tensor: Tensor) -> Tensor | None:
-    """Choose the followed elements by the parameter's name alone: the same on every rank and in every run."""
-    if tensor.numel() <= UPDATE_SAMPLE_SIZE:
-        return None
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    chosen = np.random.default_rng(seed).choice(tensor.numel(), UPDATE_SAMPLE_SIZE, replace=False)
-    return torch.from_numpy(np.sort(chosen)).to(tensor.device)
+def _sample_positions(parameter: ObservedParameter, block: Block) -> Tensor:
+    """Choose followed elements of the logical tensor by its name alone: the same in every run and for every sharding.
+
+    Returns the local positions of those that lie here.
+    """
+    seed = int.from_bytes(hashlib.blake2b(parameter.name.encode(), digest_size=8).digest(), "little")
+    chosen = np.random.default_rng(seed).choice(block.numel, UPDATE_SAMPLE_SIZE, replace=False)
+    return torch.from_numpy(block.local_positions(np.sort(chosen))).to(parameter.tensor.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telemetry.placement import ParallelLayout
+from telemetry.layout import ParallelLayout
 
 __all__ = ["Plan", "PlannedSignal"]
 
@@ -52,12 +52,10 @@ class Plan:
     selection: str
 
     def __str__(self) -> str:
-        axes = " × ".join(f"{name} {size}" for name, size in self.layout.axes) or "one process"
-        assumed = "" if self.layout.declared else " (assumed: none was declared)"
         histograms = f"every {self.hist_every}" if self.hist_every else "none"
         lines = [
             f"Rankfold plan for {self.to} (run {self.run_id}, segment {self.segment})",
-            f"  rank {self.rank} of {self.world_size}, layout {axes}{assumed}, kernels {self.backend}",
+            f"  rank {self.rank} of {self.world_size}, layout {self.layout}, kernels {self.backend}",
             f"  select {self.selection}, histograms {histograms}",
             f"  {'signal':<18}{'every':>6}{'sites':>8}{'elements a step':>18}{'read a step':>14}",
         ]

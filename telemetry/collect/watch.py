@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,19 +20,24 @@ from telemetry.collect.clock import SelfTime
 from telemetry.collect.names import module_census, named_parameters, unwrapped
 from telemetry.collect.observations import Observations, Origin
 from telemetry.collect.parameters import UPDATE_SAMPLE_SIZE, ParameterObserver
+from telemetry.collect.placing import DeclaredPlacements, PlacementRules
 from telemetry.collect.plan import Plan, PlannedSignal
 from telemetry.collect.registry import claim_model, release_model
 from telemetry.collect.schedule import DEFAULT_EVERY, DEFAULT_HIST_EVERY, Schedule
 from telemetry.collect.select import Selection, Selector
 from telemetry.collect.session import Session
+from telemetry.dtensor import layout_of
 from telemetry.errors import ConfigurationError, NothingSelectedError, RankfoldError
-from telemetry.placement import ParallelLayout
+from telemetry.layout import ParallelLayout
 from telemetry.process import rank_and_world_size
 from telemetry.protocol import Aggregator, AttachOffer, Deadlines, load_aggregator
 from telemetry.sites import KIND_OF_SIGNAL, SIGNALS, SiteSpec
 from telemetry.summary.aten import REDUCTION_DTYPE
 from telemetry.summary.histogram import DEFAULT_DESCRIPTOR, HistogramDescriptor
 from telemetry.version import VERSION
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["watch"]
 
@@ -47,7 +52,10 @@ def watch(
     exclude: Selector | Sequence[Selector] = (),
     every: int | Mapping[str, int] = DEFAULT_EVERY,
     hist_every: int | None = DEFAULT_HIST_EVERY,
-    layout: ParallelLayout | None = None,
+    layout: ParallelLayout | DeviceMesh | None = None,
+    placements: DeclaredPlacements | None = None,
+    experts: Sequence[str] = (),
+    reduce_partial: bool = False,
     sinks: Sequence[Any] = (),
     name: str = "default",
     resume_step: int | None = None,
@@ -68,7 +76,13 @@ def watch(
         select, exclude: modules and parameters by name glob, compiled regular expression, module class or predicate.
         every: interval in steps, for all signals or by signal; the first and last step are always logged.
         hist_every: interval of histograms in steps, None for none.
-        layout: the named axes of the job; left out, one data-parallel axis over the world is assumed and recorded.
+        layout: the named axes of the job, or its ``DeviceMesh``. Left out, it is that of the mesh which the model's
+            DTensors use, and where there are none, one data-parallel axis is assumed and recorded.
+        placements: glob of site names, or (kind, glob) → axis → placement, for tensors whose placement neither a
+            DTensor nor their source kind tells.
+        experts: globs of the names of expert weights, which lie on the expert grid of the layout.
+        reduce_partial: reduce a copy of DTensors that are partial sums, with a collective inside of the due step;
+            without it they are refused, because a partial value is no sample of the tensor.
         sinks: where else the record goes, opened on rank zero only.
         name: distinguishes several sessions on one model.
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
@@ -93,7 +107,10 @@ def watch(
         every=every,
         hist_every=hist_every,
         last_step=last_step,
-        layout=layout or ParallelLayout.assumed(world_size),
+        layout=_resolve_layout(layout, model, world_size),
+        placements=placements,
+        experts=experts,
+        reduce_partial=reduce_partial,
         full_updates=full_updates,
         descriptor=descriptor,
         name=name,
@@ -138,6 +155,9 @@ class _Request:
     hist_every: int | None
     last_step: int | None
     layout: ParallelLayout
+    placements: DeclaredPlacements | None
+    experts: Sequence[str]
+    reduce_partial: bool
     full_updates: bool
     descriptor: HistogramDescriptor
     name: str
@@ -162,6 +182,14 @@ def _resolve_destination(to: str | os.PathLike[str] | Aggregator) -> tuple[Aggre
     return to, str(to)
 
 
+def _resolve_layout(given: ParallelLayout | DeviceMesh | None, model: nn.Module, world_size: int) -> ParallelLayout:
+    if isinstance(given, ParallelLayout):
+        return given
+    if given is not None:
+        return ParallelLayout.from_mesh(given)
+    return layout_of(list(model.parameters()), world_size) or ParallelLayout.assumed(world_size)
+
+
 def _try_prepare(request: _Request) -> tuple[_Prepared | None, RankfoldError | None]:
     try:
         return _prepare(request), None
@@ -180,7 +208,8 @@ def _prepare(request: _Request) -> _Prepared:
     schedule = Schedule.build(request.signals, request.every, request.hist_every, request.last_step)
     request.layout.require_world_size(request.world_size)
     selection = Selection(request.select, request.exclude)
-    book, clock = SiteBook(request.layout, request.rank), SelfTime()
+    rules = PlacementRules(request.layout, request.placements, request.experts, reduce_partial=request.reduce_partial)
+    book, clock = SiteBook(rules, request.layout, request.rank), SelfTime()
     observations = Observations(book, request.descriptor)
     activations = ActivationObserver(request.model, selection, book, observations, clock)
     parameters = ParameterObserver(
@@ -241,8 +270,7 @@ def _run_record(request: _Request, prepared: _Prepared | None) -> dict[str, Any]
         "model_fingerprint": _fingerprint(model),
         "wrapped_in": type(request.model).__name__ if request.model is not model else None,
         "world_size": request.world_size,
-        "layout": [list(axis) for axis in request.layout.axes],
-        "layout_declared": request.layout.declared,
+        "layout": request.layout.to_wire(),
         "every": dict(prepared.schedule.every) if prepared else {},
         "hist_every": request.hist_every,
         "selection": str(prepared.selection) if prepared else "",
