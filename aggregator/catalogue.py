@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aggregator.checks import check_step
 from telemetry.packet import Packet
 from telemetry.sites import SiteSpec
 
@@ -82,9 +83,10 @@ class MergedStep:
         findings: tuple[Mapping[str, Any], ...] = tuple(
             {"code": "catalogue_conflict", "message": text, "step": packet.step} for text in conflicts
         )
+        sites = tuple(catalogue[int(site_id)] for site_id in packet.sites)
         return MergedStep(
-            packet=replace(packet, findings=(*packet.findings, *findings)),
-            sites=tuple(catalogue[int(site_id)] for site_id in packet.sites),
+            packet=replace(packet, findings=(*packet.findings, *findings, *check_step(packet, sites))),
+            sites=sites,
             new_sites=new_sites,
             missing={**packet.abstained, **(missing or {})},
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from telemetry.errors import PacketMalformedError, SketchDescriptorMismatchError
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
+from telemetry.replicas import MAX_NAMED_RANKS
 from telemetry.sites import SiteSpec
 from telemetry.summary.fields import ABSMAX
 from telemetry.summary.merge import identity, merge_packed
@@ -74,6 +75,7 @@ def _merge_two(a: Packet, b: Packet) -> Packet:
         definitions=_join_definitions((*a.definitions, *b.definitions)),
         reasons=reasons,
         findings=(*a.findings, *b.findings)[:MAX_FINDINGS],
+        replicas=a.replicas.merge(b.replicas),
     )
 
 
@@ -182,4 +184,5 @@ def merge_facts(a: StepFacts, b: StepFacts, *, a_first: bool) -> StepFacts:
         wall_time_s=first.wall_time_s,
         step_s=max(a.step_s, b.step_s),
         self_s=max(a.self_s, b.self_s),
+        skipped_ranks=tuple(sorted((*a.skipped_ranks, *b.skipped_ranks)))[:MAX_NAMED_RANKS],
     )

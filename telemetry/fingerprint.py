@@ -34,7 +34,8 @@ def fingerprint(tensor: Tensor) -> Tensor:
     result = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = torch.arange(1, 2 * min(_BLOCK, max(len(bits), 1)), 2, device=tensor.device)
     for start in range(0, len(bits), _BLOCK):
-        mixed = bits[start : start + _BLOCK].to(torch.int64).mul_(_MULTIPLIER)
+        # Out of place: a 64-bit block is the tensor's own memory.
+        mixed = bits[start : start + _BLOCK].to(torch.int64) * _MULTIPLIER
         mixed ^= mixed >> 32
         result += (mixed * weights[: len(mixed)]).sum() + 2 * start * mixed.sum()
     return result

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telemetry.errors import PacketMalformedError, PacketVersionError
+from telemetry.replicas import REPLICA_COLUMNS, ReplicaTable
 from telemetry.sites import SiteSpec
 from telemetry.summary.fields import NUM_FLOATS, NUM_INTS
 from telemetry.summary.histogram import HistogramDescriptor
@@ -51,6 +52,7 @@ class StepFacts:
 
     Attributes:
         num_applied, num_skipped, num_unknown: ranks on which the optimizer stepped, skipped, or could not be seen.
+        skipped_ranks: the lowest ranks on which it was skipped, at most 8.
         num_micro_batches: forward passes of the model in the step, the most of any rank.
         num_optimizer_steps: calls of an optimizer's step in the step, the most of any rank.
         grad_scale: loss scale of the backward, None without a scaler.
@@ -70,6 +72,12 @@ class StepFacts:
     wall_time_s: float = 0.0
     step_s: float = 0.0
     self_s: float = 0.0
+    skipped_ranks: tuple[int, ...] = ()
+
+    @staticmethod
+    def from_wire(wire: Mapping[str, Any]) -> StepFacts:
+        """Rebuild the facts from their fields as JSON."""
+        return StepFacts(**{**wire, "skipped_ranks": tuple(wire["skipped_ranks"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +103,7 @@ class Packet:
         num_nonfinite_ranks, first_nonfinite_rank: int32 ``[n]``, ranks with NaN or ±inf, and the lowest of them.
         hist_sites: uint64 ``[h]``, ascending, sites that have a histogram.
         hist_counts: int64 ``[h, descriptor.num_counts]``.
+        replicas: fingerprints of the parts that several ranks hold.
     """
 
     run_id: str
@@ -121,6 +130,7 @@ class Packet:
     definitions: tuple[SiteSpec, ...] = ()
     reasons: tuple[str, ...] = ()
     findings: tuple[Mapping[str, Any], ...] = ()
+    replicas: ReplicaTable = field(default_factory=ReplicaTable.empty)
 
     @property
     def num_rows(self) -> int:
@@ -149,9 +159,11 @@ class Packet:
             "findings": [dict(finding) for finding in self.findings],
             "num_rows": self.num_rows,
             "num_histograms": len(self.hist_sites),
+            "num_replicas": len(self.replicas),
         }
         text = json.dumps(header, separators=(",", ":")).encode()
-        columns = [np.ascontiguousarray(array).tobytes() for array in (*arrays.values(), self.hist_counts)]
+        replicas = [getattr(self.replicas, name) for name in REPLICA_COLUMNS]
+        columns = [np.ascontiguousarray(array).tobytes() for array in (*arrays.values(), self.hist_counts, *replicas)]
         return b"".join((_PREFIX.pack(_MAGIC, PACKET_VERSION, len(text)), text, *columns))
 
     @staticmethod
@@ -169,7 +181,10 @@ class Packet:
             shapes = {name: (dtype, (rows, *tail)) for name, (dtype, tail) in _ROW_COLUMNS.items()}
             shapes["hist_sites"] = ("<u8", (histograms,))
             shapes["hist_counts"] = ("<i8", (histograms, descriptor.num_counts))
+            for name, (dtype, tail) in REPLICA_COLUMNS.items():
+                shapes[f"replicas.{name}"] = (dtype, (header["num_replicas"], *tail))
             columns = _read_columns(data, offset, shapes)
+            replicas = ReplicaTable(**{name: columns.pop(f"replicas.{name}") for name in REPLICA_COLUMNS})
             return Packet(
                 run_id=header["run_id"],
                 segment=header["segment"],
@@ -177,11 +192,12 @@ class Packet:
                 world_size=header["world_size"],
                 ranks=_from_ranges(header["ranks"]),
                 descriptor=descriptor,
-                facts=StepFacts(**header["facts"]),
+                facts=StepFacts.from_wire(header["facts"]),
                 abstained={int(rank): reason for rank, reason in header["abstained"].items()},
                 definitions=tuple(SiteSpec.from_wire(site) for site in header["definitions"]),
                 reasons=tuple(header["reasons"]),
                 findings=tuple(header["findings"]),
+                replicas=replicas,
                 **columns,
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -190,7 +206,7 @@ class Packet:
 
 def _without_rows(packet: Packet) -> Packet:
     empty = {name: getattr(packet, name)[:0] for name in (*_ROW_COLUMNS, "hist_sites", "hist_counts")}
-    return replace(packet, **empty)
+    return replace(packet, replicas=ReplicaTable.empty(), **empty)
 
 
 def _parse_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:

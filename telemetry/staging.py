@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from telemetry.fingerprint import combine_, fingerprint
 from telemetry.summary.aten import count_bins_, reduce_row
 from telemetry.summary.fields import FINITE, NUM_INTS, ROW_WORDS
 from telemetry.summary.histogram import HistogramDescriptor
@@ -34,6 +35,7 @@ class StagedRows:
         ints, floats: ``[n, 8]`` int64 and ``[n, 10]`` float64, row-aligned with ``slots``.
         hist_slots: int64 ``[h]``, ascending slots with a histogram.
         hist_counts: int64 ``[h, num_counts]``.
+        fingerprints: int64 ``[n]``, row-aligned with ``slots``; 0 where none was taken.
     """
 
     slots: NDArray[np.int64]
@@ -41,6 +43,7 @@ class StagedRows:
     floats: NDArray[np.float64]
     hist_slots: NDArray[np.int64]
     hist_counts: NDArray[np.int64]
+    fingerprints: NDArray[np.int64]
 
 
 class StagingBuffer:
@@ -48,7 +51,8 @@ class StagingBuffer:
 
     def __init__(self, device: torch.device, descriptor: HistogramDescriptor) -> None:
         self._descriptor = descriptor
-        self._rows = torch.empty(_INITIAL_SLOTS, ROW_WORDS, dtype=torch.int64, device=device)
+        # A row and, in the word after it, the fingerprint of the same elements.
+        self._rows = torch.zeros(_INITIAL_SLOTS, ROW_WORDS + 1, dtype=torch.int64, device=device)
         # Histograms take their own, lazily filled slots: most steps have none.
         self._counts = torch.zeros(0, descriptor.num_counts, dtype=torch.int64, device=device)
         self._scratch = torch.empty(ROW_WORDS, dtype=torch.int64, device=device)
@@ -61,17 +65,23 @@ class StagingBuffer:
         slot = self._num_slots
         self._num_slots += 1
         if self._num_slots > len(self._rows):
-            self._rows = torch.cat((self._rows, torch.empty_like(self._rows)))
+            self._rows = torch.cat((self._rows, torch.zeros_like(self._rows)))
         return slot
 
-    def observe(self, slot: int, tensor: Tensor, *, histogram: bool) -> None:
+    def observe(self, slot: int, tensor: Tensor, *, histogram: bool, take_fingerprint: bool = False) -> None:
         """Reduce ``tensor`` (on this device) into ``slot``, folding with earlier observations of the step."""
-        if slot in self._filled:
-            reduce_row(tensor, self._scratch)
-            _fold_(self._rows[slot], self._scratch)
-        else:
-            reduce_row(tensor, self._rows[slot])
+        is_first = slot not in self._filled
+        row = self._rows[slot]
+        if is_first:
+            reduce_row(tensor, row[:ROW_WORDS])
             self._filled.add(slot)
+        else:
+            reduce_row(tensor, self._scratch)
+            _fold_(row[:ROW_WORDS], self._scratch)
+        if take_fingerprint:
+            if is_first:
+                row[ROW_WORDS].zero_()
+            combine_(row[ROW_WORDS], fingerprint(tensor))
         if histogram:
             self._count(slot, tensor)
 
@@ -91,8 +101,8 @@ class StagingBuffer:
         words = _to_host(self._rows, slots)
         counts = _to_host(self._counts, hist_slots)
         self.discard()
-        floats = np.ascontiguousarray(words[:, NUM_INTS:]).view(np.float64)
-        return StagedRows(slots, words[:, :NUM_INTS].copy(), floats, hist_slots, counts)
+        floats = np.ascontiguousarray(words[:, NUM_INTS:ROW_WORDS]).view(np.float64)
+        return StagedRows(slots, words[:, :NUM_INTS].copy(), floats, hist_slots, counts, words[:, ROW_WORDS].copy())
 
     def discard(self) -> None:
         """Forget the step's observations, as after a step that raised."""

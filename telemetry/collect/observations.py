@@ -15,9 +15,10 @@ from telemetry.dtensor import is_partial, local_tensor, reduced
 from telemetry.errors import RankfoldError
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
+from telemetry.replicas import DIGEST_FIELDS, ReplicaTable
 from telemetry.sites import SiteSpec
 from telemetry.staging import StagingBuffer
-from telemetry.summary.fields import ABSMAX, FINITE, NUM_FLOATS, NUM_INTS, TOTAL
+from telemetry.summary.fields import ABSMAX, FINITE, FLOAT_FIELDS, NUM_FLOATS, NUM_INTS, TOTAL
 from telemetry.summary.histogram import HistogramDescriptor
 from telemetry.summary.merge import identity
 
@@ -98,7 +99,8 @@ class Observations:
         slot = site.slots.get(tensor.device)
         if slot is None:
             slot = site.slots[tensor.device] = buffer.new_slot()
-        buffer.observe(slot, tensor, histogram=self._histogram)
+        check = site.replica_slot is not None
+        buffer.observe(slot, tensor, histogram=self._histogram, take_fingerprint=check)
         self._states[site] = _State(Presence.OBSERVED, "")
 
     def tally(self) -> dict[tuple[str, Presence], int]:
@@ -139,6 +141,7 @@ class _Rows:
         self._descriptor = descriptor
         self._ints = np.zeros((len(sites), NUM_INTS), dtype=np.int64)
         self._floats = np.zeros((len(sites), NUM_FLOATS), dtype=np.float64)
+        self._fingerprints = np.zeros(len(sites), dtype=np.int64)
         self._counts: dict[int, NDArray[np.int64]] = {}
 
     def take(self, device: torch.device, buffer: StagingBuffer) -> None:
@@ -150,6 +153,7 @@ class _Rows:
             if slot in row_of:
                 self._ints[index] = staged.ints[row_of[slot]]
                 self._floats[index] = staged.floats[row_of[slot]]
+                self._fingerprints[index] = staged.fingerprints[row_of[slot]]
             if slot in hist_of:
                 self._counts[index] = staged.hist_counts[hist_of[slot]]
 
@@ -197,7 +201,14 @@ class _Rows:
             facts=facts,
             definitions=definitions,
             reasons=reasons,
+            replicas=self._replicas(origin.rank, site_ids, observed),
         )
+
+    def _replicas(self, rank: int, site_ids: NDArray[np.uint64], observed: NDArray[np.bool_]) -> ReplicaTable:
+        rows = [i for i, site in enumerate(self._sites) if observed[i] and site.replica_slot is not None]
+        slots = np.array([self._sites[i].replica_slot for i in rows], dtype=np.int64)
+        digests = self._floats[rows][:, [FLOAT_FIELDS.index(name) for name in DIGEST_FIELDS]]
+        return ReplicaTable.of_rank(rank, site_ids[rows], slots, self._fingerprints[rows], digests)
 
 
 def _index(reasons: tuple[str, ...], reason: str) -> int:

@@ -241,6 +241,7 @@ class Session:
             wall_time_s=time.time(),
             step_s=duration_s,
             self_s=self._clock.seconds,
+            skipped_ranks=(self._origin.rank,) if skipped else (),
         )
 
 

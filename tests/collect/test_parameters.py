@@ -34,7 +34,7 @@ def test_the_update_is_what_the_step_changed():
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
     kept = train(model, [torch.optim.AdamW(model.parameters())])
-    expected = summarize(model.weight.detach().double() - before.double())
+    expected = summarize(model.weight.detach().double() - before.double(), histogram=True)
     assert kept.summary("update", "weight", 1) == expected
 
 
@@ -44,14 +44,16 @@ def test_gradients_are_read_before_the_loop_zeroes_them():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.update(weight=model.weight.grad.clone()))
     kept = train(model, [optimizer])
-    assert kept.summary("gradient", "weight", 1) == summarize(seen["weight"])
+    assert kept.summary("gradient", "weight", 1) == summarize(seen["weight"], histogram=True)
 
 
 def test_without_an_optimizer_the_step_scope_is_the_boundary():
     model = nn.Linear(3, 2)
     before = model.bias.detach().clone()
     kept = train(model, [torch.optim.SGD(model.parameters(), lr=0.1)], watch_optimizers=False)
-    assert kept.summary("update", "bias", 1) == summarize(model.bias.detach().double() - before.double())
+    assert kept.summary("update", "bias", 1) == summarize(
+        model.bias.detach().double() - before.double(), histogram=True
+    )
     # zero_grad has run inside of the scope, so there is no gradient left to see, and the row says that.
     assert kept.presence("gradient", "bias", 1) == (Presence.SITE_ABSENT, "the gradient is None")
 
@@ -127,7 +129,7 @@ def test_an_optimizer_with_a_closure_shows_the_gradient_that_the_closure_compute
 
     with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=1) as session, session.step(1):
         optimizer.step(closure)
-    assert kept.summary("gradient", "weight", 1) == summarize(model.weight.grad)
+    assert kept.summary("gradient", "weight", 1) == summarize(model.weight.grad, histogram=True)
 
 
 def test_tied_parameters_are_one_site_with_both_names():
