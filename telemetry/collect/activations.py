@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from telemetry.collect.book import LocalSite, SiteBook
 from telemetry.collect.clock import SelfTime
-from telemetry.collect.names import named_modules
+from telemetry.collect.names import ModelNames
 from telemetry.collect.observations import Observations
 from telemetry.collect.outputs import tensors_in
 from telemetry.collect.select import Selection
@@ -49,16 +49,20 @@ class _Hook:
 
 
 class ActivationObserver:
-    """Observes the outputs of the selected modules, and counts the forward passes of the whole model."""
+    """Observes the outputs of the selected modules, and counts the forward passes of ``root`` as micro-batches."""
 
     def __init__(
-        self, model: nn.Module, selection: Selection, book: SiteBook, observations: Observations, clock: SelfTime
+        self,
+        root: nn.Module,
+        names: ModelNames,
+        selection: Selection,
+        book: SiteBook,
+        observations: Observations,
+        clock: SelfTime,
     ) -> None:
-        self._root = model
+        self._root = root
         self._modules = [
-            (name, module, aliases)
-            for name, module, aliases in named_modules(model)
-            if selection.takes_module(name, module)
+            (name, module, aliases) for name, module, aliases in names.modules() if selection.takes_module(name, module)
         ]
         self._book = book
         self._observations = observations

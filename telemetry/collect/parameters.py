@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from telemetry.block import Block
 from telemetry.collect.book import SiteBook
-from telemetry.collect.names import named_parameters, unwrapped
+from telemetry.collect.names import ModelNames
 from telemetry.collect.observations import Observations, unreadable
 from telemetry.collect.select import Selection
 from telemetry.dtensor import is_dtensor, local_tensor
@@ -47,7 +47,7 @@ class ParameterObserver:
 
     def __init__(
         self,
-        model: nn.Module,
+        names: ModelNames,
         selection: Selection,
         book: SiteBook,
         observations: Observations,
@@ -57,12 +57,10 @@ class ParameterObserver:
     ) -> None:
         self._book = book
         self._observations = observations
-        owners = dict(unwrapped(model).named_modules(remove_duplicate=False))
         self.parameters = [
             ObservedParameter(name, tensor, aliases)
-            for name, tensor, aliases in named_parameters(model)
-            if not isinstance(tensor, nn.parameter.UninitializedParameter)
-            and selection.takes_parameter(name, owners.get(name.rpartition(".")[0], model))
+            for name, tensor, aliases, owner in names.parameters()
+            if not isinstance(tensor, nn.parameter.UninitializedParameter) and selection.takes_parameter(name, owner)
         ]
         for kind in ("parameter", "gradient", "update"):
             if f"{kind}s" in signals:

@@ -44,7 +44,7 @@ class Session:
     def __init__(
         self,
         *,
-        model: nn.Module,
+        chunks: tuple[nn.Module, ...],
         name: str,
         schedule: Schedule,
         aggregator: Aggregator,
@@ -57,7 +57,7 @@ class Session:
         optimizers: tuple[Any, ...],
     ) -> None:
         self.plan = plan
-        self._model = model
+        self._chunks = chunks
         self._name = name
         self._schedule = schedule
         self._aggregator = aggregator
@@ -141,7 +141,7 @@ class Session:
         self._boundary.remove()
         self._activations.remove()
         self._parameters.forget_snapshots()
-        release_model(self._model, self._name)
+        release_model(self._chunks, self._name)
         self._report = SessionReport(
             to=self.plan.to,
             rank=self._origin.rank,
@@ -237,7 +237,7 @@ class Session:
             num_unknown=int(not stepped and not skipped),
             num_micro_batches=self._activations.num_forwards,
             num_optimizer_steps=self._boundary.num_steps,
-            mode="train" if self._model.training else "eval",
+            mode="train" if self._chunks[0].training else "eval",
             wall_time_s=time.time(),
             step_s=duration_s,
             self_s=self._clock.seconds,

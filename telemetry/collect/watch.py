@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.book import SiteBook
 from telemetry.collect.clock import SelfTime
-from telemetry.collect.names import module_census, named_parameters, unwrapped
+from telemetry.collect.names import ModelNames, NameRule, as_chunks, unwrapped
 from telemetry.collect.observations import Observations, Origin
 from telemetry.collect.parameters import UPDATE_SAMPLE_SIZE, ParameterObserver
 from telemetry.collect.placing import DeclaredPlacements, PlacementRules
@@ -43,7 +43,7 @@ __all__ = ["watch"]
 
 
 def watch(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     *,
     to: str | os.PathLike[str] | Aggregator,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
@@ -56,6 +56,7 @@ def watch(
     placements: DeclaredPlacements | None = None,
     experts: Sequence[str] = (),
     reduce_partial: bool = False,
+    site_names: NameRule | None = None,
     sinks: Sequence[Any] = (),
     name: str = "default",
     resume_step: int | None = None,
@@ -67,7 +68,7 @@ def watch(
     """Begin to observe a model. Called by every rank, after the process group and the wrappers are in place.
 
     Args:
-        model: the module that the loop calls, wrapped or not.
+        model: the module that the loop calls, wrapped or not; several where a rank holds virtual pipeline stages.
         to: a directory for the record, the same on every rank, where only rank zero writes; ``ray://NAME``; or an
             aggregator object.
         optimizer: the optimizer or optimizers of the model. Without one, the step scope is the boundary: gradients
@@ -83,6 +84,8 @@ def watch(
         experts: globs of the names of expert weights, which lie on the expert grid of the layout.
         reduce_partial: reduce a copy of DTensors that are partial sums, with a collective inside of the due step;
             without it they are refused, because a partial value is no sample of the tensor.
+        site_names: local name → model-wide name, for pipeline stages that number their layers from zero. Without it
+            Megatron's layer numbers are used, or the number of the stage is put in front.
         sinks: where else the record goes, opened on rank zero only.
         name: distinguishes several sessions on one model.
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
@@ -99,7 +102,7 @@ def watch(
     """
     rank, world_size = rank_and_world_size()
     request = _Request(
-        model=model,
+        chunks=as_chunks(model),
         optimizers=_as_optimizers(optimizer),
         signals=signals,
         select=select,
@@ -107,10 +110,11 @@ def watch(
         every=every,
         hist_every=hist_every,
         last_step=last_step,
-        layout=_resolve_layout(layout, model, world_size),
+        layout=_resolve_layout(layout, as_chunks(model), world_size),
         placements=placements,
         experts=experts,
         reduce_partial=reduce_partial,
+        site_names=site_names,
         full_updates=full_updates,
         descriptor=descriptor,
         name=name,
@@ -137,7 +141,7 @@ def watch(
         )
     except BaseException:
         if prepared:
-            release_model(model, name)
+            release_model(request.chunks, name)
         raise
     assert prepared is not None, "an aggregator accepted the offer of a rank that had refused"
     origin = Origin(reply.run_id, reply.segment, rank, world_size)
@@ -146,7 +150,7 @@ def watch(
 
 @dataclass(frozen=True)
 class _Request:
-    model: nn.Module
+    chunks: tuple[nn.Module, ...]
     optimizers: tuple[Optimizer, ...]
     signals: Sequence[str]
     select: Selector | Sequence[Selector]
@@ -158,6 +162,7 @@ class _Request:
     placements: DeclaredPlacements | None
     experts: Sequence[str]
     reduce_partial: bool
+    site_names: NameRule | None
     full_updates: bool
     descriptor: HistogramDescriptor
     name: str
@@ -182,12 +187,15 @@ def _resolve_destination(to: str | os.PathLike[str] | Aggregator) -> tuple[Aggre
     return to, str(to)
 
 
-def _resolve_layout(given: ParallelLayout | DeviceMesh | None, model: nn.Module, world_size: int) -> ParallelLayout:
+def _resolve_layout(
+    given: ParallelLayout | DeviceMesh | None, chunks: Sequence[nn.Module], world_size: int
+) -> ParallelLayout:
     if isinstance(given, ParallelLayout):
         return given
     if given is not None:
         return ParallelLayout.from_mesh(given)
-    return layout_of(list(model.parameters()), world_size) or ParallelLayout.assumed(world_size)
+    tensors = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    return layout_of(tensors, world_size) or ParallelLayout.assumed(world_size)
 
 
 def _try_prepare(request: _Request) -> tuple[_Prepared | None, RankfoldError | None]:
@@ -211,22 +219,28 @@ def _prepare(request: _Request) -> _Prepared:
     rules = PlacementRules(request.layout, request.placements, request.experts, reduce_partial=request.reduce_partial)
     book, clock = SiteBook(rules, request.layout, request.rank), SelfTime()
     observations = Observations(book, request.descriptor)
-    activations = ActivationObserver(request.model, selection, book, observations, clock)
+    names = ModelNames(request.chunks, rule=request.site_names, stage=_stage(request))
+    activations = ActivationObserver(request.chunks[0], names, selection, book, observations, clock)
     parameters = ParameterObserver(
-        request.model,
+        names,
         selection,
         book,
         observations,
         signals=tuple(schedule.every),
         full_updates=request.full_updates,
     )
-    _require_matches(request.model, schedule, selection, activations, parameters)
-    claim_model(request.model, request.name)
+    _require_matches(names, schedule, selection, activations, parameters)
+    claim_model(request.chunks, request.name)
     return _Prepared(schedule, selection, book, observations, activations, parameters, clock)
 
 
+def _stage(request: _Request) -> int | None:
+    sizes = dict(request.layout.axes)
+    return request.layout.coordinates(request.rank)["pp"] if sizes.get("pp", 1) > 1 else None
+
+
 def _require_matches(
-    model: nn.Module,
+    names: ModelNames,
     schedule: Schedule,
     selection: Selection,
     activations: ActivationObserver,
@@ -236,9 +250,9 @@ def _require_matches(
     wants_weights = [s for s in ("parameters", "gradients", "updates") if s in schedule.every]
     for wanted, found in ((wants_modules, activations.num_modules), (wants_weights, len(parameters.parameters))):
         if wanted and not found:
-            weights = [name for name, _, _ in named_parameters(model)]
+            weights = [name for name, *_ in names.parameters()]
             raise NothingSelectedError(
-                f"select {selection} matches nothing for {', '.join(wanted)}; the model has {module_census(model)}; "
+                f"select {selection} matches nothing for {', '.join(wanted)}; the model has {names.census()}; "
                 f"{len(weights)} parameters" + (f" (such as {weights[0]!r})" if weights else ""),
                 remedy="choose a pattern that matches these names, or leave the signal out",
             )
@@ -258,7 +272,7 @@ def _as_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> tuple[O
 
 
 def _run_record(request: _Request, prepared: _Prepared | None) -> dict[str, Any]:
-    model = unwrapped(request.model)
+    models = [unwrapped(chunk) for chunk in request.chunks]
     return {
         "rankfold": VERSION,
         "torch": torch.__version__,
@@ -266,9 +280,10 @@ def _run_record(request: _Request, prepared: _Prepared | None) -> dict[str, Any]
         "hostname": platform.node(),
         "command": sys.argv[:1],
         "name": request.name,
-        "model": type(model).__name__,
-        "model_fingerprint": _fingerprint(model),
-        "wrapped_in": type(request.model).__name__ if request.model is not model else None,
+        "model": type(models[0]).__name__,
+        "num_model_chunks": len(models),
+        "model_fingerprint": _fingerprint(models),
+        "wrapped_in": type(request.chunks[0]).__name__ if request.chunks[0] is not models[0] else None,
         "world_size": request.world_size,
         "layout": request.layout.to_wire(),
         "every": dict(prepared.schedule.every) if prepared else {},
@@ -282,9 +297,9 @@ def _run_record(request: _Request, prepared: _Prepared | None) -> dict[str, Any]
     }
 
 
-def _fingerprint(model: nn.Module) -> str:
+def _fingerprint(models: Sequence[nn.Module]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, parameter, _ in named_parameters(model):
+    for name, parameter, *_ in ModelNames(models).parameters():
         shape = "lazy" if isinstance(parameter, nn.parameter.UninitializedParameter) else list(parameter.shape)
         digest.update(f"{name} {parameter.dtype} {shape}\n".encode())
     return digest.hexdigest()
@@ -304,7 +319,7 @@ def _session(request: _Request, prepared: _Prepared, aggregator: Aggregator, ori
         selection=str(prepared.selection),
     )
     return Session(
-        model=request.model,
+        chunks=request.chunks,
         name=request.name,
         schedule=prepared.schedule,
         aggregator=aggregator,
