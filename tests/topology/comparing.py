@@ -25,7 +25,7 @@ def assert_same_record(found: dict, expected: dict, rel: float, scale: float = 1
     """Check that two records, key → described summary, agree; ``scale`` bounds differences of values near zero."""
     assert found.keys() == expected.keys()
     for key in expected:
-        assert found[key]["ints"] == expected[key]["ints"], key
+        assert found[key]["ints"] == expected[key]["ints"], (key, found[key]["floats"], expected[key]["floats"])
         assert found[key]["bins"] == expected[key]["bins"], key
         for name, a, b in zip(FLOAT_FIELDS, found[key]["floats"], expected[key]["floats"], strict=True):
             assert math.isclose(a, b, rel_tol=rel, abs_tol=scale) or (math.isnan(a) and math.isnan(b)), (
