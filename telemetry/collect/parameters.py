@@ -75,6 +75,14 @@ class ParameterObserver:
         if site.spec.estimated:
             parameter.sample = _sample_positions(parameter, block)
 
+    def cost(self, kind: str) -> tuple[int, int]:
+        """Return the elements and bytes that a logged step reads here for a kind."""
+        sizes = [
+            (p.sample.numel() if kind == "update" and p.sample is not None else local_tensor(p.tensor).numel(), p)
+            for p in self.parameters
+        ]
+        return sum(n for n, _ in sizes), sum(n * p.tensor.element_size() for n, p in sizes)
+
     def expect(self, kind: str, reason: str) -> None:
         """Schedule every parameter's site of a kind for the step."""
         for parameter in self.parameters:
