@@ -83,7 +83,7 @@ def encode_step(step: MergedStep) -> pa.Table:
         "step": packet.step,
         **vars(packet.facts),
         "world_size": packet.world_size,
-        "num_ranks": len(set(packet.ranks) - missing.keys()),
+        "num_ranks": step.num_ranks,
         "missing_ranks": list(missing),
         "missing_reasons": list(missing.values()),
         "abstained_ranks": sorted(packet.abstained),

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from aggregator.estimates import NOT_ESTIMATED
 from aggregator.history.chunks import ChunkReader
 from aggregator.history.plan import TableReader
 from aggregator.history.schema import OBSERVATIONS, PRESENCE_LABELS
@@ -259,7 +260,7 @@ def _presented(stored: pa.Table, catalogue: pa.Table, columns: Sequence[str]) ->
     where = _positions(stored["site"].to_numpy(), catalogue["site_id"].to_numpy())
     presence = stored["presence"].to_numpy()
     estimated = catalogue["estimated"].to_numpy()[where]
-    numel = np.where(estimated, catalogue["numel"].to_numpy()[where].astype(np.float64), -1.0)
+    numel = np.where(estimated, catalogue["numel"].to_numpy()[where].astype(np.float64), NOT_ESTIMATED)
     packed = packed_rows(stored) if any(column in SUMMARY_FIELDS for column in columns) else None
 
     def column(name: str) -> Any:

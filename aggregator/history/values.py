@@ -1,24 +1,18 @@
-"""Stored columns back to the numbers that people ask for: every summary field, estimates scaled to the whole.
-
-Law: what is stored is what was counted. A site that is marked ``estimated`` was sampled, so its sums and its norm,
-which grow with the number of elements, are scaled to the whole here: ``sum sum_sq sum_abs`` by numel / total, ``l2`` by
-sqrt(numel / finite). Counts, extremes and central sums stay those of the sample.
-"""
+"""Stored columns back to the numbers that people ask for: every summary field, null where a row has none."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from aggregator.estimates import scale_estimates
 from telemetry.summary import derive, identity
-from telemetry.summary.fields import FINITE, FLOAT_FIELDS, INT_FIELDS, TOTAL
+from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS
 
-__all__ = ["packed_rows", "scale_estimates", "summary_values"]
-
-_SUMS: Final = frozenset({"sum", "sum_sq", "sum_abs"})
+__all__ = ["packed_rows", "summary_values"]
 
 
 def packed_rows(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -48,8 +42,7 @@ def summary_values(
         field: any of ``telemetry.summary.SUMMARY_FIELDS``.
         ints, floats: packed rows.
         observed: bool ``[rows]``, which rows have numbers at all.
-        numel: float64 ``[rows]``, elements that an estimated row stands for, NaN where that is not known; a row that
-            is not estimated has -1.
+        numel: float64 ``[rows]``, see :func:`aggregator.estimates.scale_estimates`.
 
     Returns:
         int64 for a count, float64 otherwise.
@@ -59,14 +52,3 @@ def summary_values(
         return pa.array(values, mask=~observed)
     scaled = scale_estimates(field, np.asarray(values, dtype=np.float64), ints, numel)
     return pa.array(scaled, mask=~observed | np.isnan(scaled))
-
-
-def scale_estimates(
-    field: str, values: NDArray[np.float64], ints: NDArray[np.int64], numel: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Scale the sums and the norm of sampled rows to ``numel`` elements; see :func:`summary_values`."""
-    if field not in _SUMS and field != "l2":
-        return values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor: NDArray[Any] = np.sqrt(numel / ints[:, FINITE]) if field == "l2" else numel / ints[:, TOTAL]
-        return np.where(numel == -1, values, values * factor)

@@ -83,6 +83,11 @@ class HistoryWriter:
         """Newest committed step of this segment."""
         return self._index.last_step
 
+    @property
+    def num_commits(self) -> int:
+        """Steps committed in this segment."""
+        return self._index.num_commits
+
     def commit(self, step: MergedStep) -> None:
         """Make a step durable.
 
@@ -117,7 +122,7 @@ class HistoryWriter:
         Raises:
             HistoryWriteError: the directory can no longer be written.
         """
-        assert self._index.num_commits == 0, "a segment with commits is never taken back"
+        assert self.num_commits == 0, "a segment with commits is never taken back"
         with self._latching(None):
             withdraw(self.path, self.segment)
         self._index = Index(0, True, None, 0, ())

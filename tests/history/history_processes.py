@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ def packet_of(step: int):
 def commit_and_tell(path: Path, first_step: int, last_step: int, resume_step: int | None, told) -> None:
     """Commit the steps in order and send each one after its commit has returned."""
     torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None  # See conftest.py.
     writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, resume_step)
     catalogue = Catalogue()
     for step in range(first_step, last_step + 1):
