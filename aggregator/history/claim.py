@@ -148,7 +148,7 @@ def withdraw(path: Path, segment: int) -> None:
         entry.unlink(missing_ok=True)
     (folder / CHUNK_FOLDER).rmdir()
     folder.rmdir()
-    if segment == 0:
+    if segment == 0 and not segment_numbers(path):
         (path / MANIFEST).unlink(missing_ok=True)
     sync_folder(path)
 

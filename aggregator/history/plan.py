@@ -105,7 +105,8 @@ def _visible(
     if site_ids is not None:
         keep &= np.isin(rows["site"].to_numpy(), site_ids)
     extended = rows.append_column("segment", pa.array(np.full(len(step), view.number, np.int32)))
-    return extended.append_column("superseded", pa.array(superseded)).filter(pa.array(keep))
+    extended = extended.append_column("superseded", pa.array(superseded))
+    return extended if keep.all() else extended.filter(pa.array(keep))
 
 
 def _joined(table: str, parts: list[pa.Table]) -> pa.Table:

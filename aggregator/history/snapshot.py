@@ -86,10 +86,9 @@ def newest_index(folder: Path) -> Index | None:
 
 
 class SnapshotReader:
-    """Lists what is committed, again and again; documents and generations that were read once are kept."""
+    """Lists what is committed, again and again; a generation that was read once is kept."""
 
     def __init__(self) -> None:
-        self._records: dict[Path, Mapping[str, Any]] = {}
         self._indexes: dict[Path, Index] = {}
 
     def segments(self, run: Path) -> tuple[SegmentView, ...]:
@@ -110,10 +109,8 @@ class SnapshotReader:
 
     def _record(self, run: Path, number: int) -> Mapping[str, Any] | None:
         folder = segment_folder(run, number)
-        if folder in self._records:
-            return self._records[folder]
         try:
-            record = read_document(folder / SEGMENT)
+            return read_document(folder / SEGMENT)
         except FileNotFoundError as error:
             if (index := self.index(folder)) is not None and index.num_commits:
                 raise HistoryDamagedError(
@@ -121,7 +118,6 @@ class SnapshotReader:
                     remedy="restore the file from a copy",
                 ) from error
             return None
-        return self._records.setdefault(folder, record)
 
     def index(self, folder: Path) -> Index | None:
         """Return the newest generation of a segment, None before the first."""

@@ -21,7 +21,7 @@ from telemetry.packet import NO_RANK
 from telemetry.presence import Presence
 from telemetry.summary import SUMMARY_FIELDS
 
-__all__ = ["JSONL_FORMAT", "JsonlSink"]
+__all__ = ["JSONL_FORMAT", "JsonlSink", "read_lines"]
 
 JSONL_FORMAT: Final = "rankfold.jsonl.v1"
 

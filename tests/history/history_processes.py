@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ CONTEXT.set_forkserver_preload(["aggregator.history", "aggregator.testing.packet
 SITES = tuple(make_site(f"layers.{i}") for i in range(3))
 
 
+@cache
 def packet_of(step: int):
     """Return a packet whose every number follows from its step."""
     values = torch.tensor([float(step), -1.0, 0.5])

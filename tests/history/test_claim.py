@@ -1,11 +1,16 @@
 """Who may write into a run directory, and what becomes of whom a successor has overtaken."""
 
+import contextlib
+import itertools
+import threading
+import time
+
 import pytest
 import torch
 from history_processes import CONTEXT, claim_at_barrier, packet_of
 
 from aggregator.history import HistoryWriter, open_history
-from aggregator.testing.packets import make_step
+from aggregator.testing.packets import make_packet, make_site, make_step
 from telemetry.errors import (
     ConfigurationError,
     RunDirectoryForeignError,
@@ -132,6 +137,35 @@ def test_a_writer_that_still_lives_after_its_successor_began_cannot_add_a_step(t
     assert rows.select(["step", "segment"]).to_pydict() == {"step": [1, 2, 3], "segment": [0, 0, 1]}
 
 
+def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path):
+    acknowledged = []
+
+    def go_on(writer):
+        with contextlib.suppress(WriterFencedError):
+            for step in itertools.count(writer.resume_step or 0):
+                commit(writer, step)
+                acknowledged.append((writer.segment, step))
+
+    resume_step = None
+    threads = []
+    for _ in range(6):
+        threads.append(threading.Thread(target=go_on, args=(create(tmp_path, resume_step),), daemon=True))
+        threads[-1].start()
+        before = len(acknowledged)
+        deadline = time.monotonic() + 20
+        while len(acknowledged) < before + 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        resume_step = 2
+    create(tmp_path, 2)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    rows = open_history(tmp_path).steps(include_superseded=True)
+    committed = list(zip(rows["segment"].to_pylist(), rows["step"].to_pylist(), strict=True))
+    assert len(acknowledged) >= 18
+    assert sorted(acknowledged) == committed
+
+
 def test_a_successor_fences_a_writer_that_has_not_committed_yet(tmp_path):
     old = create(tmp_path)
     create(tmp_path, resume_step=1)
@@ -148,9 +182,17 @@ def test_a_claim_that_is_withdrawn_leaves_the_directory_free(tmp_path):
     assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 2]
 
 
-def test_a_site_that_only_superseded_steps_saw_is_not_listed(tmp_path):
-    from aggregator.testing.packets import make_packet, make_site
+def test_a_reader_that_saw_a_withdrawn_attempt_sees_the_next_one_as_it_is(tmp_path):
+    commit(create(tmp_path), *range(10))
+    withdrawn = create(tmp_path, resume_step=3)
+    history = open_history(tmp_path)
+    assert history.steps().num_rows == 3
+    withdrawn.withdraw()
+    create(tmp_path, resume_step=8)
+    assert history.steps().num_rows == 8
 
+
+def test_a_site_that_only_superseded_steps_saw_is_not_listed(tmp_path):
     first = create(tmp_path)
     first.commit(make_step(make_packet(1, {make_site("early"): summarize(torch.ones(2))})))
     first.commit(make_step(make_packet(2, {make_site("abandoned"): summarize(torch.ones(2))})))

@@ -60,7 +60,7 @@ class FailingSink(MemorySink):
             raise ValueError("cannot finish")
 
 
-def test_a_sink_that_is_slow_to_start_loses_nothing(tmp_path):
+def test_a_sink_that_is_slow_to_start_loses_nothing():
     slow, quick = GatedSink("open"), MemorySink()
     runner = SinkRunner([slow, quick], RUN)
     for step in steps(64):
@@ -73,10 +73,10 @@ def test_a_sink_that_is_slow_to_start_loses_nothing(tmp_path):
 
 def test_a_sink_that_is_still_starting_at_close_is_late_and_holds_up_nobody():
     slow, quick = GatedSink("open"), MemorySink()
-    runner = SinkRunner([slow, quick], RUN)
+    runner = SinkRunner([quick, slow], RUN)
     for step in steps(3):
         runner.emit(step)
-    late, ok = runner.close(0.2)
+    ok, late = runner.close(1.5)
     assert (late.state, late.num_emitted, late.num_dropped) == ("late", 0, 0)
     assert late.detail == "still in open, 3 steps wait"
     assert (ok.state, ok.num_emitted) == ("ok", 3)
