@@ -57,6 +57,7 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
     try:
         path.mkdir(parents=True, exist_ok=True)
         _require_empty(path)
+        sync_folder(path.parent)
         publish_document(path / MANIFEST, _manifest(run_id, run, descriptor))
     except FileExistsError as error:
         if path.is_dir():

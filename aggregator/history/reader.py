@@ -20,15 +20,16 @@ from aggregator.history.plan import TableReader
 from aggregator.history.schema import OBSERVATIONS, PRESENCE_LABELS
 from aggregator.history.selection import as_names, require_fields, select_sites
 from aggregator.history.snapshot import SnapshotReader, read_manifest
-from aggregator.history.values import packed_rows, summary_values
+from aggregator.history.values import float_values, packed_rows
 from aggregator.strict_json import to_strict_json
 from telemetry.errors import HistogramAbsentError
 from telemetry.presence import Presence
-from telemetry.summary import DERIVED_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
+from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
 
 __all__ = ["History", "open_history"]
 
 _LABELS = pa.array(PRESENCE_LABELS, pa.string())
+_FLOATS = frozenset((*FLOAT_FIELDS, *DERIVED_FIELDS))
 _DEFAULT_COLUMNS = ("step", "segment", "site", "kind", "estimated", *OBSERVATIONS.names[2:])
 _COLUMNS = (*_DEFAULT_COLUMNS, "superseded", *DERIVED_FIELDS)
 
@@ -261,7 +262,7 @@ def _presented(stored: pa.Table, catalogue: pa.Table, columns: Sequence[str]) ->
     presence = stored["presence"].to_numpy()
     estimated = catalogue["estimated"].to_numpy()[where]
     numel = np.where(estimated, catalogue["numel"].to_numpy()[where].astype(np.float64), NOT_ESTIMATED)
-    packed = packed_rows(stored) if any(column in SUMMARY_FIELDS for column in columns) else None
+    packed = packed_rows(stored) if _FLOATS.intersection(columns) else None
 
     def column(name: str) -> Any:
         if name in ("site", "kind"):
@@ -270,9 +271,9 @@ def _presented(stored: pa.Table, catalogue: pa.Table, columns: Sequence[str]) ->
             return pa.DictionaryArray.from_arrays(pa.array(presence.astype(np.int32)), _LABELS)
         if name == "estimated":
             return pa.array(estimated)
-        if name in SUMMARY_FIELDS:
+        if name in _FLOATS:
             assert packed is not None
-            return summary_values(name, *packed, presence == Presence.OBSERVED, numel)
+            return float_values(name, *packed, presence == Presence.OBSERVED, numel)
         return stored[name]
 
     return pa.table({name: column(name) for name in columns})

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aggregator.history import HistoryWriter, open_history
+from aggregator.history import writer as writer_module
 from aggregator.merge import merge_packets
 from aggregator.testing.packets import make_packet, make_site, make_step, make_steps
 from telemetry.errors import (
@@ -72,6 +73,20 @@ def test_a_site_first_seen_in_step_2_has_rows_from_there_on_and_leaves_the_other
     assert sites == {("layers.0.attn", "activation"): 1, ("layers.0.attn", "gradient"): 2}
     assert history.series("layers.0.attn", "activation", "total").to_pydict() == {"step": [1, 2], "value": [3, 3]}
     assert history.series("layers.0.attn", "gradient", "total").to_pydict() == {"step": [2], "value": [3]}
+
+
+def test_a_statistic_that_older_rows_lack_is_null_in_them_and_so_is_what_follows_from_it(tmp_path, monkeypatch):
+    summary = summarize(torch.tensor([1.0, 2.0, 4.0]))
+    older = writer_module.encode_observations
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "encode_observations", lambda packet: older(packet).drop_columns(["m4", "zero"]))
+        record(tmp_path, [make_packet(1, {ATTN: summary})])
+    history = record(tmp_path, [make_packet(2, {ATTN: summary})], resume_step=2)
+    rows = history.observations(columns=["step", "zero", "m4", "kurtosis", "std"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        (1, None, None, None, summary.std),
+        (2, 0, summary.m4, summary.kurtosis, summary.std),
+    ]
 
 
 def test_a_name_gained_later_is_in_the_site_table(tmp_path):
