@@ -23,7 +23,7 @@ from aggregator.history.layout import (
     segment_folder,
     segment_numbers,
 )
-from telemetry.errors import HistoryDamagedError, HistoryNotFoundError, HistoryVersionError
+from telemetry.errors import HistoryDamagedError, HistoryError, HistoryNotFoundError, HistoryVersionError
 
 __all__ = ["SegmentView", "SnapshotReader", "newest_index", "read_manifest"]
 
@@ -135,4 +135,4 @@ class SnapshotReader:
                 continue  # The writer has published a newer one and removed this one: list again.
             self._indexes[folder] = Index.from_bytes(data, str(path))
             return self._indexes[folder]
-        raise HistoryDamagedError(f"{folder} changes faster than it can be read", remedy="read it again")
+        raise HistoryError(f"{folder} changes faster than it can be read", remedy="read it again")
