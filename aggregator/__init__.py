@@ -3,9 +3,17 @@
 Training code needs nothing from here but ``aggregator.sinks`` and, to read a run, ``aggregator.open_history``.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import telemetry
+
+if TYPE_CHECKING:
+    from aggregator.history import History
+
+__all__ = ["open_history"]
 
 
 def _require_sibling() -> None:
@@ -20,3 +28,13 @@ def _require_sibling() -> None:
 
 
 _require_sibling()
+
+
+def open_history(path: Path | str) -> History:
+    """Open the record of a run for reading; see :func:`aggregator.history.open_history`.
+
+    Only this call imports pyarrow: ranks that name a sink from this package need none of it.
+    """
+    from aggregator.history import open_history as open_run
+
+    return open_run(path)

@@ -76,6 +76,11 @@ class MergedStep:
         """Whether some rank's observations are missing."""
         return bool(self.missing)
 
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks whose observations are in the rows."""
+        return len(set(self.packet.ranks) - self.missing.keys())
+
     @staticmethod
     def resolve(packet: Packet, catalogue: Catalogue, missing: Mapping[int, str] | None = None) -> MergedStep:
         """Name the rows of a merged packet and take its new sites into ``catalogue``."""

@@ -16,9 +16,14 @@ __all__ = [
     "CatalogueConflictError",
     "ConfigurationError",
     "DtypeUnsupportedError",
+    "FieldUnknownError",
+    "HistogramAbsentError",
     "HistoryDamagedError",
     "HistoryError",
     "HistoryNotFoundError",
+    "HistoryVersionError",
+    "HistoryWriteError",
+    "KindUnknownError",
     "LayoutMismatchError",
     "MaskShapeError",
     "MergeDeadlineError",
@@ -39,6 +44,7 @@ __all__ = [
     "SignalUnknownError",
     "SinkDuplicateError",
     "SinkUnavailableError",
+    "SiteUnknownError",
     "SketchDescriptorError",
     "SketchDescriptorMismatchError",
     "StepOrderError",
@@ -311,3 +317,39 @@ class WriterFencedError(HistoryError):
     """Another writer has taken over this run."""
 
     code = "writer_fenced"
+
+
+class HistoryVersionError(HistoryError, ValueError):
+    """The record was written by a newer, incompatible version."""
+
+    code = "history_version_unsupported"
+
+
+class HistoryWriteError(HistoryError, OSError):
+    """A step could not be made durable; what was committed before stays readable."""
+
+    code = "history_write_failed"
+
+
+class SiteUnknownError(HistoryError, ValueError):
+    """The record has no site of this name."""
+
+    code = "site_unknown"
+
+
+class KindUnknownError(HistoryError, ValueError):
+    """The record has no site of this kind, or none of this name and kind."""
+
+    code = "kind_unknown"
+
+
+class FieldUnknownError(HistoryError, ValueError):
+    """A summary has no field, or a table no column, of this name."""
+
+    code = "field_unknown"
+
+
+class HistogramAbsentError(HistoryError, ValueError):
+    """The site has no histogram at this step."""
+
+    code = "histogram_absent"

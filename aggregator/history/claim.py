@@ -1,0 +1,235 @@
+"""How a writer takes possession of a run directory: begin a run, or continue one behind a fence.
+
+The manifest is published, so of any number of processes that begin a run in one directory exactly one succeeds. A
+segment is claimed by mkdir. Whoever continues a run seals all segments before its own: a writer of theirs that is still
+alive finds the next index generation taken, and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from aggregator.history.documents import publish_document
+from aggregator.history.index import Index
+from aggregator.history.layout import (
+    CHUNK_FOLDER,
+    FORMAT,
+    MANIFEST,
+    SEGMENT,
+    TEMPORARY_PREFIX,
+    VERSION,
+    index_name,
+    segment_folder,
+    segment_numbers,
+)
+from aggregator.history.publish import publish, sync_folder
+from aggregator.history.schema import MERGE_RULES, PRESENCE_LABELS, SCHEMAS
+from aggregator.history.snapshot import SnapshotReader, newest_index, read_manifest
+from telemetry.errors import (
+    HistoryDamagedError,
+    HistoryNotFoundError,
+    RunDirectoryForeignError,
+    RunDirectoryInUseError,
+    RunDirectoryMissingRunError,
+    RunDirectoryUnwritableError,
+    SketchDescriptorMismatchError,
+)
+from telemetry.summary.histogram import HistogramDescriptor
+
+__all__ = ["begin_run", "continue_run", "last_committed_step", "withdraw"]
+
+
+def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> str:
+    """Begin a run with segment 0 in an empty or new directory, and return its id.
+
+    Raises:
+        RunDirectoryInUseError: there is a run, perhaps since a moment ago.
+        RunDirectoryForeignError: there are other files.
+        RunDirectoryUnwritableError: the directory cannot be made or written.
+    """
+    run_id = uuid4().hex
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _require_empty(path)
+        sync_folder(path.parent)
+        publish_document(path / MANIFEST, _manifest(run_id, run, descriptor))
+    except FileExistsError as error:
+        if path.is_dir():
+            _refuse_used(path)
+        raise _unwritable(path, error) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    _open_segment(path, 0, None, None, run)
+    return run_id
+
+
+def continue_run(
+    path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int
+) -> tuple[str, int]:
+    """Claim the next segment of the run that is there, and return the run id and the segment's number.
+
+    Raises:
+        RunDirectoryMissingRunError: there is no run.
+        RunDirectoryInUseError: another process is continuing it at this very moment.
+        SketchDescriptorMismatchError: the run counts histograms on another grid.
+        RunDirectoryUnwritableError, HistoryDamagedError, HistoryVersionError: as they say.
+    """
+    try:
+        manifest = read_manifest(path)
+    except HistoryNotFoundError as error:
+        raise RunDirectoryMissingRunError(
+            f"resume_step={resume_step} was given, but {path} holds no run",
+            remedy="give the directory of the run to continue, or leave resume_step out to begin a new run",
+        ) from error
+    theirs = HistogramDescriptor.from_wire(manifest["descriptor"])
+    if theirs != descriptor:
+        raise SketchDescriptorMismatchError(
+            f"the run in {path} counts histograms on {theirs}, this attempt on {descriptor}",
+            remedy="continue with the descriptor of the run, or choose another directory",
+        )
+    before = segment_numbers(path)
+    number = before[-1] + 1 if before else 0
+    _open_segment(path, number, before[-1] if before else None, resume_step, run, before)
+    return manifest["run_id"], number
+
+
+def _open_segment(
+    path: Path,
+    number: int,
+    parent: int | None,
+    resume_step: int | None,
+    run: Mapping[str, Any],
+    before: list[int] | None = None,
+) -> None:
+    folder = segment_folder(path, number)
+    try:
+        folder.mkdir()
+        (folder / CHUNK_FOLDER).mkdir()
+        sync_folder(path)
+        for earlier in before or ():
+            _seal(segment_folder(path, earlier))
+        publish_document(folder / SEGMENT, _segment(number, parent, resume_step, run))
+    except FileExistsError as error:
+        raise RunDirectoryInUseError(
+            f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",
+            remedy="let one process continue a run; choose another directory for the other",
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _seal(folder: Path) -> None:
+    """Publish a last generation; retries while the segment's own writer still publishes ahead of us."""
+    while True:
+        newest = newest_index(folder) or Index(-1, False, None, 0, ())
+        if newest.sealed:
+            return
+        last = Index(newest.generation + 1, True, newest.last_step, newest.num_commits, newest.entries)
+        try:
+            publish(folder / index_name(last.generation), last.to_bytes())
+        except FileExistsError:
+            continue
+        return
+
+
+def withdraw(path: Path, segment: int) -> None:
+    """Take back the claim of a segment without commits, and the run with it if it was its first segment.
+
+    Raises:
+        OSError: the directory can no longer be written.
+    """
+    folder = segment_folder(path, segment)
+    for entry in (folder / SEGMENT, *folder.glob(index_name(0))):
+        entry.unlink(missing_ok=True)
+    (folder / CHUNK_FOLDER).rmdir()
+    folder.rmdir()
+    if segment == 0 and not segment_numbers(path):
+        (path / MANIFEST).unlink(missing_ok=True)
+    sync_folder(path)
+
+
+def _require_empty(path: Path) -> None:
+    # Of a racing process that is not through with its own claim only a temporary file can be seen.
+    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(TEMPORARY_PREFIX))
+    if (path / MANIFEST).exists():
+        _refuse_used(path)
+    if names:
+        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        raise RunDirectoryForeignError(
+            f"{path} holds files that are not of a run: {shown}",
+            remedy="choose a new or an empty directory",
+        )
+
+
+def _refuse_used(path: Path) -> NoReturn:
+    try:
+        last = last_committed_step(path)
+    except HistoryDamagedError as error:
+        raise RunDirectoryInUseError(
+            f"{path} already holds a run, and it is damaged: {error.message}", remedy="choose another directory"
+        ) from error
+    until = "no committed step yet" if last is None else f"steps up to {last}"
+    advice = "" if last is None else f" (at most resume_step={last + 1} leaves no gap)"
+    raise RunDirectoryInUseError(
+        f"{path} already holds a run with {until}",
+        remedy=f"choose another directory, or continue this run with resume_step=n{advice}",
+    )
+
+
+def last_committed_step(path: Path) -> int | None:
+    """Return the newest step of the run's default view, None if there is none.
+
+    Raises:
+        HistoryDamagedError: an index is damaged.
+    """
+    newest = [
+        min(view.index.last_step, view.end_step - 1 if view.end_step is not None else view.index.last_step)
+        for view in SnapshotReader().segments(path)
+        if view.index is not None and view.index.last_step is not None
+    ]
+    return max(newest, default=None)
+
+
+def _unwritable(path: Path, error: OSError) -> RunDirectoryUnwritableError:
+    return RunDirectoryUnwritableError(
+        f"{path} cannot be written: {error.strerror or error}",
+        remedy="choose a directory that rank zero can write, on a file system with hard links",
+    )
+
+
+def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "min_reader": VERSION,
+        "features": [],
+        "run_id": run_id,
+        "created_unix_s": time.time(),
+        "run": run,
+        "descriptor": descriptor.to_wire(),
+        "presence": list(PRESENCE_LABELS),
+        "tables": {
+            name: [{"name": field.name, "type": str(field.type)} for field in schema]
+            for name, schema in SCHEMAS.items()
+        },
+        "merge_rules": MERGE_RULES,
+    }
+
+
+def _segment(number: int, parent: int | None, resume_step: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "segment": number,
+        "uuid": uuid4().hex,
+        "parent": parent,
+        "resume_step": resume_step,
+        "started_unix_s": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "run": run,
+    }

@@ -1,0 +1,67 @@
+"""Names in a run directory: what ``history.v1`` calls its files, and how to find them.
+
+::
+
+    RUN/manifest.json                    the run; its publication creates the run
+    RUN/seg-00000/                       one incarnation of the writer; mkdir is the claim
+        segment.json                     the segment; without it the claim was never taken up
+        index-00000042.arrow             the newest generation is the snapshot
+        c/00000017.arrow                 the tables of commit 17
+        c/00000000-00000031.arrow        the tables of commits 0 to 31, merged
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "CHUNK_FOLDER",
+    "FORMAT",
+    "MANIFEST",
+    "SEGMENT",
+    "TEMPORARY_PREFIX",
+    "VERSION",
+    "chunk_name",
+    "generations",
+    "index_name",
+    "segment_folder",
+    "segment_numbers",
+]
+
+FORMAT: Final = "history.v1"
+VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+SEGMENT: Final = "segment.json"
+CHUNK_FOLDER: Final = "c"
+TEMPORARY_PREFIX: Final = ".unpublished-"
+
+_SEGMENT_PATTERN: Final = re.compile(r"seg-(\d{5,})")
+_INDEX_PATTERN: Final = re.compile(r"index-(\d{8,})\.arrow")
+
+
+def segment_folder(run: Path, segment: int) -> Path:
+    """Return the folder of a segment."""
+    return run / f"seg-{segment:05d}"
+
+
+def index_name(generation: int) -> str:
+    """Return the file name of an index generation."""
+    return f"index-{generation:08d}.arrow"
+
+
+def chunk_name(seq_lo: int, seq_hi: int) -> str:
+    """Return the path, inside the segment, of the file that holds commits ``seq_lo`` to ``seq_hi``."""
+    span = f"{seq_lo:08d}" if seq_lo == seq_hi else f"{seq_lo:08d}-{seq_hi:08d}"
+    return f"{CHUNK_FOLDER}/{span}.arrow"
+
+
+def segment_numbers(run: Path) -> list[int]:
+    """Return the numbers of all claimed segments, ascending."""
+    return sorted(int(found[1]) for entry in run.iterdir() if (found := _SEGMENT_PATTERN.fullmatch(entry.name)))
+
+
+def generations(segment: Path) -> list[int]:
+    """Return the index generations that are there, ascending."""
+    return sorted(int(found[1]) for entry in segment.iterdir() if (found := _INDEX_PATTERN.fullmatch(entry.name)))

@@ -1,0 +1,50 @@
+"""Stored columns back to the numbers that people ask for: every summary field, null where a row has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from aggregator.estimates import scale_estimates
+from telemetry.summary import derive
+from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS, NUM_FLOATS, NUM_INTS
+
+__all__ = ["float_values", "packed_rows"]
+
+
+def packed_rows(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return ints ``[rows, 8]`` and floats ``[rows, 10]`` as committed; null becomes 0 and NaN."""
+    ints = np.zeros((table.num_rows, NUM_INTS), dtype=np.int64)
+    floats = np.full((table.num_rows, NUM_FLOATS), np.nan)
+    for i, name in enumerate(INT_FIELDS):
+        _fill(ints[:, i], table[name])
+    for i, name in enumerate(FLOAT_FIELDS):
+        _fill(floats[:, i], table[name])
+    return ints, floats
+
+
+def _fill(column: NDArray[Any], stored: pa.ChunkedArray) -> None:
+    column[stored.is_valid().to_numpy()] = stored.drop_null().to_numpy()
+
+
+def float_values(
+    field: str,
+    ints: NDArray[np.int64],
+    floats: NDArray[np.float64],
+    observed: NDArray[np.bool_],
+    numel: NDArray[np.float64],
+) -> pa.Array:
+    """Return one field of every row as float64, null where it has no value.
+
+    Args:
+        field: any of ``telemetry.summary.SUMMARY_FIELDS`` that is not a count; counts are read as they are stored.
+        ints, floats: packed rows.
+        observed: bool ``[rows]``, which rows have numbers at all.
+        numel: float64 ``[rows]``, see :func:`aggregator.estimates.scale_estimates`.
+    """
+    values = np.asarray(derive(field, ints, floats), dtype=np.float64)
+    scaled = scale_estimates(field, values, ints, numel)
+    return pa.array(scaled, mask=~observed | np.isnan(scaled))

@@ -1,0 +1,75 @@
+"""What a sink is: the small protocol between a merged step and whatever shows or stores it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+from aggregator.catalogue import MergedStep
+from telemetry.summary.histogram import HistogramDescriptor
+
+__all__ = ["CAPABILITIES", "RunInfo", "Sink"]
+
+CAPABILITIES: Final = frozenset({"scalar", "raw_histogram", "text", "image", "structured_event", "run_metadata"})
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a sink learns when it is opened.
+
+    Attributes:
+        run_id: the same for all segments of a run.
+        segment: number of this attempt.
+        resume_step: first step of an attempt that continues a run; what a sink shows from this step on is superseded.
+        world_size: number of ranks.
+        descriptor: grid of the histograms.
+        run: the run record, JSON-serialisable.
+    """
+
+    run_id: str
+    segment: int
+    resume_step: int | None
+    world_size: int
+    descriptor: HistogramDescriptor
+    run: Mapping[str, Any]
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Receives every committed step, on the rank that writes the record and nowhere else.
+
+    The constructor runs on all ranks and must stay inert: no file, no connection, no thread; the object pickles until
+    it is opened. The other calls come from one thread that belongs to this sink alone: :meth:`open` once, then
+    :meth:`emit` in ascending order of steps, :meth:`flush` when the sink has caught up, :meth:`close` once. A call may
+    raise: the sink then counts as failed and gets no further call but ``close``; training and other sinks go on. A
+    call may block for as long as it likes, which delays nobody else.
+
+    A new sink is one class and one subclass of ``aggregator.testing.SinkContract``.
+    """
+
+    @property
+    def name(self) -> str:
+        """What reports call this sink."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Which of ``CAPABILITIES`` it carries; what it lacks it leaves out without raising."""
+        ...
+
+    def open(self, run: RunInfo) -> None:
+        """Acquire what is needed."""
+        ...
+
+    def emit(self, step: MergedStep) -> None:
+        """Take one step; must not change it."""
+        ...
+
+    def flush(self) -> None:
+        """Make what was emitted visible."""
+        ...
+
+    def close(self) -> None:
+        """Finish and release; called even if :meth:`open` or :meth:`emit` raised."""
+        ...

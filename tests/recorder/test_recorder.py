@@ -1,0 +1,103 @@
+"""The root's order of work: claim, commit before showing, and a stop that loses nothing committed."""
+
+import os
+import shutil
+
+import pytest
+import torch
+
+from aggregator import open_history
+from aggregator.recorder import Recorder
+from aggregator.sinks import JsonlSink, MemorySink
+from aggregator.testing import make_packet, make_site, make_steps
+from telemetry.errors import HistoryWriteError, RunDirectoryInUseError, SinkDuplicateError
+from telemetry.protocol import AttachOffer
+from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
+
+SITE = make_site("w")
+
+
+def steps(first, last):
+    return make_steps(make_packet(s, {SITE: summarize(torch.ones(2))}) for s in range(first, last + 1))
+
+
+def claimed(path, *sinks, resume_step=None):
+    recorder = Recorder()
+    offer = AttachOffer(0, 1, str(path), {"x": 1}, DEFAULT_DESCRIPTOR, sinks=sinks, resume_step=resume_step)
+    return recorder, recorder.claim(offer)
+
+
+def test_a_run_is_claimed_committed_shown_and_sealed(tmp_path):
+    sink, lines = MemorySink(), JsonlSink(tmp_path / "run" / "metrics.jsonl")
+    recorder, reply = claimed(tmp_path / "run", sink, lines)
+    for step in steps(1, 3):
+        recorder.commit(step)
+    reports = recorder.close(20.0)
+    assert [(r.name, r.state, r.num_emitted) for r in reports] == [("memory", "ok", 3), ("jsonl", "ok", 3)]
+    history = open_history(tmp_path / "run")
+    assert (history.run_id, reply.segment) == (reply.run_id, 0)
+    assert history.segments()["sealed"].to_pylist() == [True]
+    assert history.steps()["step"].to_pylist() == [step.step for step in sink.steps] == [1, 2, 3]
+    assert sink.run.run_id == reply.run_id
+
+
+def test_a_resumed_run_tells_its_sinks_where_it_begins(tmp_path):
+    recorder, first = claimed(tmp_path)
+    for step in steps(1, 3):
+        recorder.commit(step)
+    recorder.close(20.0)
+    sink = MemorySink()
+    recorder, second = claimed(tmp_path, sink, resume_step=3)
+    recorder.close(20.0)
+    assert (second.run_id, second.segment, sink.run.resume_step) == (first.run_id, 1, 3)
+
+
+def test_a_refused_sink_leaves_no_run_behind(tmp_path):
+    sink = MemorySink()
+    with pytest.raises(SinkDuplicateError):
+        claimed(tmp_path / "run", sink, sink)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_told_once_and_stays_told_while_the_record_stays_readable(tmp_path, monkeypatch):
+    sink = MemorySink()
+    recorder, _ = claimed(tmp_path, sink)
+    first, second, third = steps(1, 3)
+    recorder.commit(first)
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(HistoryWriteError, match="No space left") as failure:
+        recorder.commit(second)
+    assert failure.value.step == 2
+    monkeypatch.undo()
+    with pytest.raises(HistoryWriteError):
+        recorder.commit(third)
+    assert recorder.close(20.0)[0].num_emitted == 1
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1]
+
+
+def test_a_directory_that_is_removed_under_the_run_is_a_typed_error(tmp_path):
+    recorder, _ = claimed(tmp_path / "run")
+    first, second = steps(1, 2)
+    recorder.commit(first)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(HistoryWriteError, match="No such file"):
+        recorder.commit(second)
+
+
+def test_an_abort_before_the_first_commit_leaves_the_directory_free(tmp_path):
+    recorder, _ = claimed(tmp_path)
+    recorder.abort()
+    claimed(tmp_path)
+
+
+def test_an_abort_after_a_commit_keeps_the_record(tmp_path):
+    recorder, _ = claimed(tmp_path)
+    recorder.commit(steps(1, 1)[0])
+    recorder.abort()
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1]
+    with pytest.raises(RunDirectoryInUseError, match="steps up to 1"):
+        claimed(tmp_path)

@@ -1,0 +1,160 @@
+"""What TensorBoard reads back is what the history holds."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from aggregator.history import HistoryWriter, open_history
+from aggregator.sinks import RunInfo, TensorBoardSink
+from aggregator.testing import make_packet, make_site, make_step, make_steps
+from telemetry.errors import FieldUnknownError
+from telemetry.packet import StepFacts
+from telemetry.presence import Presence
+from telemetry.summary import DEFAULT_DESCRIPTOR, SUMMARY_FIELDS, summarize
+
+SITE = make_site("layers.0:q_proj.x-y")
+TAG = "activation/layers.0:q_proj.x-y"
+
+
+def run_info(segment=0, resume_step=None):
+    return RunInfo(f"run{segment}", segment, resume_step, 1, DEFAULT_DESCRIPTOR, {"model": "tiny"})
+
+
+def emit(log_dir, steps, run=None, **options):
+    sink = TensorBoardSink(log_dir, **options)
+    sink.open(run or run_info())
+    for step in steps:
+        sink.emit(step)
+    sink.flush()
+    sink.close()
+
+
+def read(log_dir):
+    events = EventAccumulator(str(log_dir), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
+    return events.Reload()
+
+
+def values_of(log_dir, tag):
+    return {event.step: event.value for event in read(log_dir).Scalars(tag)}
+
+
+def one_step(values, site=SITE, **packet):
+    return make_step(make_packet(1, {site: summarize(torch.tensor(values), histogram=True)}, **packet))
+
+
+def test_every_field_equals_the_history_to_single_precision(tmp_path):
+    generator = torch.Generator().manual_seed(3)
+    steps = make_steps(make_packet(s, {SITE: summarize(torch.randn(64, generator=generator))}) for s in (10, 20, 35))
+    writer = HistoryWriter.create(tmp_path / "run", {}, DEFAULT_DESCRIPTOR)
+    for step in steps:
+        writer.commit(step)
+    emit(tmp_path / "tb", steps, fields=(*SUMMARY_FIELDS, "nonfinite"))
+    events, history = read(tmp_path / "tb"), open_history(tmp_path / "run")
+    for field in SUMMARY_FIELDS:
+        shown = [(event.step, np.float32(event.value)) for event in events.Scalars(f"{TAG}/{field}")]
+        stored = history.series(SITE.name, "activation", field).to_pydict()
+        assert shown == [(step, np.float32(v)) for step, v in zip(stored["step"], stored["value"], strict=True)]
+
+
+def test_what_has_no_value_makes_no_point_and_the_nonfinite_count_says_why(tmp_path):
+    steps = make_steps(
+        [
+            make_packet(1, {SITE: summarize(torch.tensor([math.nan, math.inf, 1.0]))}),
+            make_packet(2, {SITE: summarize(torch.tensor([math.nan, math.nan]))}),
+            make_packet(3, {}, unobserved={SITE: (Presence.SITE_ABSENT, "")}),
+            make_packet(4, {SITE: summarize(torch.zeros(2))}),
+        ]
+    )
+    emit(tmp_path, steps)
+    assert values_of(tmp_path, f"{TAG}/mean") == {1: 1.0, 4: 0.0}
+    assert values_of(tmp_path, f"{TAG}/nonfinite") == {1: 2.0, 2: 2.0, 4: 0.0}
+    assert values_of(tmp_path, f"{TAG}/total") == {1: 3.0, 2: 2.0, 4: 2.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0] * 7,
+        [0.0],
+        [0.0, 1e-12, 1e12],
+        [-1e30, -3.0, -1e-30, -0.0, 1e-45, 0.5, 2.0, 1e30, math.nan, math.inf, -math.inf],
+        [-2.0] * 3,
+        [2.0**16, -(2.0**16)],
+    ],
+)
+def test_a_histogram_has_the_exact_counts_between_ascending_bounds_that_hold_the_values(tmp_path, values):
+    emit(tmp_path, [one_step(values)])
+    (event,) = read(tmp_path).Histograms(f"{TAG}/histogram")
+    histogram, finite = (
+        event.histogram_value,
+        np.array([v for v in values if math.isfinite(v)], np.float32).astype(float),
+    )
+    limits, counts = np.array(histogram.bucket_limit), np.array(histogram.bucket)
+    assert (np.diff(limits) > 0).all()
+    assert np.isfinite(limits).all()
+    assert len(limits) <= DEFAULT_DESCRIPTOR.num_counts
+    assert counts.sum() == histogram.num == len(finite)
+    assert counts[0] == 0
+    assert counts[1] > 0
+    assert counts[-1] > 0
+    assert limits[0] <= finite.min()
+    assert finite.max() <= limits[-1]
+    assert (histogram.min, histogram.max, histogram.sum) == (finite.min(), finite.max(), pytest.approx(finite.sum()))
+
+
+def test_histogram_bins_are_those_of_the_history_one_for_one(tmp_path):
+    summary = summarize(torch.randn(5000, generator=torch.Generator().manual_seed(5)), histogram=True)
+    emit(tmp_path, [make_step(make_packet(1, {SITE: summary}))])
+    (event,) = read(tmp_path).Histograms(f"{TAG}/histogram")
+    inside = np.trim_zeros(summary.histogram.counts)
+    assert [int(count) for count in event.histogram_value.bucket[1:]] == inside.tolist()
+
+
+def test_without_finite_values_there_is_no_histogram_point(tmp_path):
+    emit(tmp_path, [one_step([math.nan, math.inf])])
+    assert read(tmp_path).Tags()["histograms"] == []
+
+
+def test_own_cost_coverage_metadata_and_findings_are_there(tmp_path):
+    facts = StepFacts(step_s=0.25, self_s=0.001, wall_time_s=1.7e9)
+    finding = {"code": "nan_appeared", "message": "rank 2 first"}
+    emit(tmp_path, [one_step([1.0], facts=facts, findings=[finding])])
+    assert values_of(tmp_path, "rankfold/self_ms") == {1: 1.0}
+    assert values_of(tmp_path, "rankfold/step_ms") == {1: 250.0}
+    assert values_of(tmp_path, "rankfold/ranks_merged") == {1: 1.0}
+    events = read(tmp_path)
+    texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    assert '"model":"tiny"' in texts["rankfold/run/text_summary"]
+    assert "nan_appeared" in texts["rankfold/findings/text_summary"]
+    assert events.Scalars(f"{TAG}/mean")[0].wall_time == 1.7e9
+
+
+def test_the_norm_of_a_sample_is_not_shown_as_the_norm(tmp_path):
+    sampled = make_site("w", "update", numel=1000, estimated=True)
+    emit(tmp_path, [one_step([1.0, 1.0], sampled)])
+    tags = read(tmp_path).Tags()["scalars"]
+    assert "update/w/rms" in tags
+    assert "update/w/l2" not in tags
+
+
+def test_after_a_resume_there_is_one_curve(tmp_path):
+    def leg(first, last, value):
+        return make_steps(make_packet(s, {SITE: summarize(torch.tensor([value]))}) for s in range(first, last + 1))
+
+    emit(tmp_path, leg(148, 150, 1.0))
+    emit(tmp_path, leg(101, 149, 2.0), run_info(segment=1, resume_step=101))
+    assert values_of(tmp_path, f"{TAG}/mean") == dict.fromkeys(range(101, 150), 2.0)
+
+
+def test_two_attempts_in_one_second_have_a_file_each(tmp_path):
+    for segment in range(2):
+        emit(tmp_path, [one_step([1.0])], run_info(segment))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_unknown_field_is_refused_when_the_sink_is_made(tmp_path):
+    with pytest.raises(FieldUnknownError, match="rmss"):
+        TensorBoardSink(tmp_path, fields=("rmss",))
