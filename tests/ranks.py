@@ -23,7 +23,9 @@ from typing import Any
 __all__ = ["RankDied", "RanksError", "run_ranks"]
 
 _FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["torch", "torch.distributed", "numpy", "telemetry", "aggregator.collective"])
+_FORKSERVER.set_forkserver_preload(
+    ["torch", "torch.distributed", "numpy", "pytest", "hypothesis", "telemetry", "aggregator.collective"]
+)
 
 
 @dataclass(frozen=True)

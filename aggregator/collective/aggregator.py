@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.agreement import agree
@@ -57,6 +56,7 @@ class CollectiveAggregator:
         self._close_s = 0.0
         self._refusal: RankfoldError | None = None
         self._report: CloseReport | None = None
+        self._final_report: CloseReport | None = None
 
     def attach(self, offer: AttachOffer) -> AttachReply:
         """Agree with all ranks; see ``telemetry.protocol.Aggregator.attach``.
@@ -84,21 +84,23 @@ class CollectiveAggregator:
         def run() -> None:
             try:
                 agreed = agree(offer, position, waits, neighbours, self._inbox, record, rendezvous.missing)
+                rendezvous.finish()
             except Exception as error:
+                # First the links: the refusal must have left before it is raised and perhaps ends this process.
+                neighbours.close(waits.goodbye_s)
                 reply.set_exception(error)
-            else:
-                reply.set_result(agreed)
-                self._report = coordinator.serve()
-            finally:
-                neighbours.close()
+                return
+            reply.set_result(agreed)
+            self._report = coordinator.serve()
+            neighbours.close(waits.goodbye_s)
 
         self._thread = threading.Thread(target=run, name="rankfold-merge", daemon=True)
         self._close_s = offer.deadlines.close_s
         self._thread.start()
-        try:
-            agreed = reply.result(waits.verdict_s + waits.offers_s)
-        except FutureTimeoutError:
-            raise attach_timeout(offer.rank, {0: "gave no verdict"}) from None
+        # Not reply.result(timeout): an AttachTimeoutError is a TimeoutError, too.
+        if not wait([reply], waits.verdict_s + waits.offers_s).done:
+            raise attach_timeout(offer.rank, {0: "gave no verdict"})
+        agreed = reply.result()
         self._coordinator = coordinator
         return agreed
 
@@ -128,12 +130,13 @@ class CollectiveAggregator:
         coordinator, thread = self._coordinator, self._thread
         if coordinator is None or thread is None:
             return CloseReport(failure=self._refusal)
-        if self._report is None:
+        if self._final_report is None:
             self._inbox.put(CloseRequested(time.monotonic()))
-        thread.join(self._close_s + _MARGIN_S)
-        if self._report is None:
-            self._report = coordinator.account.report(coordinator.failure or _merge_stuck(self._close_s))
-        return self._report
+            thread.join(self._close_s + _MARGIN_S)
+            self._final_report = self._report or coordinator.account.report(
+                coordinator.failure or _merge_stuck(self._close_s)
+            )
+        return self._final_report
 
 
 def _connect(rendezvous: Rendezvous, position: TreePosition, inbox: Inbox, waits: Waits) -> dict[int, Link]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from aggregator.collective.absence import attach_timeout
@@ -15,7 +14,7 @@ from aggregator.collective.neighbours import Neighbours
 from aggregator.collective.record import Record
 from aggregator.collective.tree import TreePosition
 from aggregator.collective.waits import Waits
-from telemetry.errors import PeerLostError, RankfoldError
+from telemetry.errors import RankfoldError
 from telemetry.protocol import AttachOffer, AttachReply
 
 __all__ = ["agree"]
@@ -53,7 +52,7 @@ def agree(
         body = _ask_parent(position, waits, neighbours, inbox, frame) or _refuse(
             attach_timeout(position.rank, not_arrived() or {_parent(position): "did not answer"})
         )
-    neighbours.send_down(Frame(FrameKind.VERDICT, body), waits.grace_s)
+    neighbours.send_down(Frame(FrameKind.VERDICT, body))
     if body["refusal"] is not None:
         raise RankfoldError.from_wire(body["refusal"])
     return AttachReply(**body["reply"])
@@ -102,15 +101,12 @@ def _ask_parent(
 ) -> dict[str, Any] | None:
     """Return the verdict, or None if the parent is lost or silent."""
     deadline = time.monotonic() + waits.verdict_s
-    with suppress(PeerLostError):
-        neighbours.send_up(offer, waits.verdict_s)
-        while (event := inbox.take(deadline)) is not None:
-            if isinstance(event, Broken):
-                neighbours.forget(event.peer)
-                if event.peer == position.parent:
-                    break
-            elif isinstance(event, Received) and event.frame.kind is FrameKind.VERDICT:
-                return dict(event.frame.body)
+    neighbours.send_up(offer)
+    while neighbours.is_alive(_parent(position)) and (event := inbox.take(deadline)) is not None:
+        if isinstance(event, Broken):
+            neighbours.forget(event.peer)
+        elif isinstance(event, Received) and event.frame.kind is FrameKind.VERDICT:
+            return dict(event.frame.body)
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 from aggregator.collective.absence import merge_stopped
@@ -56,6 +55,7 @@ class Coordinator:
         self._pending: dict[int, deque[Contribution]] = {source: deque() for source in self._sources}
         self._lost: dict[int, Absent] = {}
         self._closed_at: float | None = None
+        self._report: CloseReport | None = None
 
     def serve(self) -> CloseReport:
         """Merge until this rank closes; never raises. Returns the account of the run."""
@@ -77,10 +77,12 @@ class Coordinator:
             if not self._neighbours.is_alive(child):
                 self._take_broken(Broken(child, "its connection ended during attach"))
         while True:
-            outcome = merge_round(self._position, self._collect())
+            contributions = self._collect()
+            outcome = merge_round(self._position, contributions)
             if isinstance(outcome, Closed):
                 return self._conclude(outcome)
             self._settle(outcome)
+            self.num_settled += isinstance(contributions[self._position.rank], Brought)
 
     # One round: wait for this rank and its children.
 
@@ -94,7 +96,8 @@ class Coordinator:
             if event is None:
                 self._give_up(waiting)
                 break
-            self._take(event)
+            if (frame := self._take(event)) is not None:
+                self._overrule(frame)
         return {source: self._pop(source) for source in self._sources}
 
     def _head(self, source: int) -> Contribution | None:
@@ -103,11 +106,9 @@ class Coordinator:
     def _pop(self, source: int) -> Contribution:
         if not self._pending[source]:
             return self._lost[source]
-        if isinstance(self._pending[source][0], Closed):
-            return self._pending[source][0]
-        if source == self._position.rank:
-            self.num_settled += 1
-        return self._pending[source].popleft()
+        # A close stays: nothing comes after it.
+        is_last = isinstance(self._pending[source][0], Closed)
+        return self._pending[source][0] if is_last else self._pending[source].popleft()
 
     def _earliest(self, deadline: float | None) -> float | None:
         """Bound a wait by the close, once this rank has begun to close."""
@@ -175,9 +176,11 @@ class Coordinator:
         Raises:
             _MergingStoppedError: this step was the last.
         """
-        ack = self._ask_parent(outcome) if self._record is None else self._commit(outcome, self._record)
+        self._pass_ack(self._ask_parent(outcome) if self._record is None else self._commit(outcome, self._record))
+
+    def _pass_ack(self, ack: Frame) -> None:
         self.account = Account(**ack.body["account"])
-        self._neighbours.send_down(ack, self._waits.grace_s)
+        self._neighbours.send_down(ack)
         if ack.body["failure"] is not None:
             raise _MergingStoppedError(RankfoldError.from_wire(ack.body["failure"]), tell=False)
 
@@ -195,7 +198,7 @@ class Coordinator:
         return Frame(FrameKind.ACK, body)
 
     def _ask_parent(self, outcome: Brought) -> Frame:
-        self._neighbours.send_up(outcome.to_frame(), self._waits.ack_s)
+        self._neighbours.send_up(outcome.to_frame())
         return self._hear(FrameKind.ACK, self._waits.ack_s, f"answer step {outcome.packet.step}")
 
     def _hear(self, kind: FrameKind, timeout_s: float, what: str) -> Frame:
@@ -207,15 +210,23 @@ class Coordinator:
                 deadline = min(deadline, self._closed_at + self._waits.close_report_s)
             event = self._inbox.take(deadline)
             if event is None:
+                if self._position.parent is not None:
+                    self._neighbours.forget(self._position.parent)
                 raise _MergingStoppedError(self._silent_parent(what, time.monotonic() - begun), tell=True)
             frame = self._take(event)
             if frame is None:
                 continue
             if frame.kind is kind:
                 return frame
-            if frame.kind is FrameKind.ACK and frame.body["failure"] is not None:
-                self._neighbours.send_down(frame, self._waits.grace_s)
-                raise _MergingStoppedError(RankfoldError.from_wire(frame.body["failure"]), tell=False)
+            self._overrule(frame)
+
+    def _overrule(self, frame: Frame) -> None:
+        """Take an answer this rank has not asked for: those above went on without it, or without its close."""
+        if frame.kind is FrameKind.ACK:
+            self._pass_ack(frame)
+        elif frame.kind is FrameKind.REPORT:
+            self._report = self._pass_report(frame)
+            raise _MergingStoppedError(self._report.failure or self._silent_parent("wait for the close", 0), tell=False)
 
     def _silent_parent(self, what: str, waited_s: float) -> RankfoldError:
         text = f"did not {what} within {waited_s:.3g} s"
@@ -231,17 +242,17 @@ class Coordinator:
         """Close after every rank that is left has closed."""
         if self._record is not None:
             return self._write_report(self._record, outcome.error, outcome.missing)
-        self._neighbours.send_up(outcome.to_frame(), self._waits.grace_s)
+        self._neighbours.send_up(outcome.to_frame())
         return self._pass_report(self._hear(FrameKind.REPORT, self._waits.close_report_s, "report the close"))
 
     def _write_report(self, record: Record, failure: RankfoldError | None, missing: Any) -> CloseReport:
         report = record.close(self._waits.close_recorder_s, failure, missing)
         self.failure = self.failure or report.failure
-        self._neighbours.send_down(Frame(FrameKind.REPORT, report_to_wire(report)), self._waits.grace_s)
+        self._neighbours.send_down(Frame(FrameKind.REPORT, report_to_wire(report)))
         return report
 
     def _pass_report(self, frame: Frame) -> CloseReport:
-        self._neighbours.send_down(frame, self._waits.grace_s)
+        self._neighbours.send_down(frame)
         report = report_from_wire(frame.body)
         self.failure = self.failure or report.failure
         return report
@@ -249,18 +260,18 @@ class Coordinator:
     def _tell_neighbours(self, failure: RankfoldError) -> None:
         frame = Frame(FrameKind.STOP, failure.to_wire())
         if self._record is None:
-            with suppress(PeerLostError):
-                self._neighbours.send_up(frame, self._waits.grace_s)
-        self._neighbours.send_down(frame, self._waits.grace_s)
+            self._neighbours.send_up(frame)
+        self._neighbours.send_down(frame)
 
     def _wait_to_close(self, failure: RankfoldError) -> CloseReport:
         """Wait, after merging has stopped, for this rank to close, and then shortly for the account of rank zero."""
-        report: CloseReport | None = None
+        # A rank that left before the others does not wait for them to end.
+        has_left = self._closed_at is not None and self._position.rank in failure.failures
         while True:
             if self._closed_at is not None:
                 if self._record is not None:
                     return self._write_report(self._record, failure, failure.failures)
-                if report is not None or not self._may_still_hear(failure):
+                if self._report is not None or has_left or not self._can_hear_root():
                     break
             deadline = None if self._closed_at is None else self._closed_at + self._waits.close_report_s
             event = self._inbox.take(deadline)
@@ -271,13 +282,12 @@ class Coordinator:
             elif isinstance(event, Broken):
                 self._neighbours.forget(event.peer)
             elif isinstance(event, Received) and event.frame.kind is FrameKind.REPORT:
-                report = self._pass_report(event.frame)
-        return report or self.account.report(failure, failure.failures)
+                self._report = self._pass_report(event.frame)
+        return self._report or self.account.report(failure, failure.failures)
 
-    def _may_still_hear(self, failure: RankfoldError) -> bool:
-        """Tell whether rank zero's account can come; a rank that left early does not wait for the others to end."""
+    def _can_hear_root(self) -> bool:
         parent = self._position.parent
-        return parent is not None and self._neighbours.is_alive(parent) and self._position.rank not in failure.failures
+        return parent is not None and self._neighbours.is_alive(parent)
 
     def _unexpected(self, error: Exception) -> RankfoldError:
         return RankfoldError(

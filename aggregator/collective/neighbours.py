@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 
 from aggregator.collective.frames import Frame
 from aggregator.collective.transport import Link
@@ -12,8 +12,6 @@ from aggregator.collective.tree import TreePosition
 from telemetry.errors import PeerLostError
 
 __all__ = ["Neighbours"]
-
-_GOODBYE_S = 1.0
 
 
 class Neighbours:
@@ -33,50 +31,26 @@ class Neighbours:
         """Send nothing more to ``peer``."""
         self._alive.discard(peer)
 
-    def send_up(self, frame: Frame, timeout_s: float) -> None:
-        """Send to the parent and wait until it has left.
-
-        Raises:
-            PeerLostError: the parent is lost, or took nothing for ``timeout_s``.
-        """
+    def send_up(self, frame: Frame) -> None:
+        """Begin to send to the parent. Nothing is raised if it is lost: the reader of the link tells."""
         assert self._parent is not None, "the root has nobody above"
-        if self._parent not in self._alive:
-            raise PeerLostError(f"the connection to rank {self._parent} is lost", rank=self._parent)
-        try:
-            self._links[self._parent].post(frame)
-            self._links[self._parent].settle(timeout_s)
-        except PeerLostError:
-            self.forget(self._parent)
-            raise
+        self._send(self._parent, frame)
 
-    def send_down(self, frame: Frame, timeout_s: float) -> None:
-        """Send to every child that is left, to all at once; those that take nothing for ``timeout_s`` are dropped.
+    def send_down(self, frame: Frame) -> None:
+        """Begin to send to every child that is left."""
+        for child in self._alive - {self._parent}:
+            self._send(child, frame)
 
-        A dropped child is noticed in the next round, so nothing is raised here.
-        """
-        deadline = time.monotonic() + timeout_s
-        for child in self._children_alive():
-            with self._dropping(child):
-                self._links[child].post(frame)
-        for child in self._children_alive():
-            with self._dropping(child):
-                self._links[child].settle(max(0.0, deadline - time.monotonic()))
+    def _send(self, peer: int, frame: Frame) -> None:
+        if peer in self._alive:
+            with suppress(PeerLostError):
+                self._links[peer].post(frame)
 
-    def _children_alive(self) -> list[int]:
-        return sorted(self._alive - {self._parent})
-
-    @contextmanager
-    def _dropping(self, child: int) -> Iterator[None]:
-        try:
-            yield
-        except PeerLostError:
-            self.forget(child)
-
-    def close(self) -> None:
-        """End every link; takes little more than a second even if no peer answers."""
+    def close(self, goodbye_s: float) -> None:
+        """End every link: at once if all peers answer, after ``goodbye_s`` and a little more if one does not."""
         for link in self._links.values():
             link.end()
-        deadline = time.monotonic() + _GOODBYE_S
+        deadline = time.monotonic() + goodbye_s
         for link in self._links.values():
             link.release(deadline)
         self._alive.clear()

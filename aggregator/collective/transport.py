@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -27,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, _g
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.frames import HEADER_BYTES, Frame, FrameKind, parse_header
 from aggregator.collective.tree import TreePosition
-from telemetry.errors import AttachTimeoutError, PeerLostError, ProcessGroupMissingError, RankfoldError
+from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
 
 __all__ = ["Link", "Rendezvous"]
 
@@ -36,6 +37,9 @@ _NONCE_BYTES: Final = 16
 # A reader waits as long as its link lives; Link.close ends it by closing the sockets.
 _LIFETIME: Final = timedelta(days=365)
 _BREAK_WAIT_S: Final = 1.0
+# Sends are not waited for, so their buffers are kept until they must have left: neighbours answer every frame but the
+# last few, so more parts than these are never under way.
+_KEPT_PARTS: Final = 32
 _POLL_S: Final = 0.02
 
 OnFrame = Callable[[int, Frame], None]
@@ -56,13 +60,13 @@ class Link:
         self._slot = peer_slot
         self._on_frame, self._on_broken = on_frame, on_broken
         self._sending = threading.Lock()
-        self._unsettled: list[tuple[Any, Tensor]] = []
+        self._posted: deque[tuple[Any, Tensor]] = deque(maxlen=_KEPT_PARTS)
         self._end_sent = False
         self._reader = threading.Thread(target=self._read, name=f"rankfold-link-{peer}", daemon=True)
         self._reader.start()
 
     def post(self, frame: Frame) -> None:
-        """Begin to send a frame; :meth:`settle` waits for it.
+        """Begin to send a frame and return; what is posted first arrives first.
 
         Raises:
             PeerLostError: the connection is broken.
@@ -73,24 +77,9 @@ class Link:
             try:
                 for data, tag in parts:
                     tensor = torch.frombuffer(data, dtype=torch.uint8)
-                    self._unsettled.append((self._group.send([tensor], self._slot, tag), tensor))
+                    self._posted.append((self._group.send([tensor], self._slot, tag), tensor))
             except RuntimeError as error:
                 raise PeerLostError(f"cannot send to rank {self.peer}: {_short(error)}", rank=self.peer) from error
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait until everything posted has left.
-
-        Raises:
-            PeerLostError: the connection broke, or the peer did not take the frames in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._sending:
-            posted, self._unsettled = self._unsettled, []
-        for work, _ in posted:
-            try:
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
-            except RuntimeError as error:
-                raise PeerLostError(f"rank {self.peer} takes no frames: {_short(error)}", rank=self.peer) from error
 
     def end(self) -> None:
         """Say that nothing more comes; the peer's reader answers alike. Called from any thread, acts once."""
@@ -106,8 +95,7 @@ class Link:
         if self._reader.is_alive():
             self._break()
             self._reader.join(_BREAK_WAIT_S)
-        with suppress(RankfoldError):
-            self.settle(0.1)
+        self._posted.clear()
         self._group = None
 
     def _break(self) -> None:
@@ -155,8 +143,6 @@ class Rendezvous:
         self._position = position
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._store: Any = None
-        self._device: Any = None
         if position.world_size == 1:
             return
         if not dist.is_initialized():
@@ -165,9 +151,28 @@ class Rendezvous:
                 rank=position.rank,
                 remedy="call torch.distributed.init_process_group before telemetry.watch",
             )
-        self._store = _attempt_store(position, self._remaining_s())
-        self._store.set(str(position.rank), b"here")
+        self._arrivals = PrefixStore("rankfold/arrivals", _get_default_store())
+        self._arrivals.set(str(position.rank), repr(time.time()))
+        self._store = PrefixStore(f"rankfold/{self._attempt_name()}", _get_default_store())
+        self._store.set(str(position.rank), "here")
         self._device = _host_device()
+
+    def _attempt_name(self) -> str:
+        """Return a name that this attempt alone has.
+
+        A launcher that restarts its workers may give every attempt the same store, with the keys of the dead ones in
+        it. So rank zero draws a name and broadcasts it on the default group, which belongs to this attempt alone.
+        """
+        nonce = torch.zeros(_NONCE_BYTES, dtype=torch.uint8, device=_broadcast_device())
+        if self._position.rank == 0:
+            nonce.copy_(torch.frombuffer(bytearray(secrets.token_bytes(_NONCE_BYTES)), dtype=torch.uint8))
+        try:
+            work = dist.broadcast(nonce, src=0, async_op=True)
+            assert work is not None, "the default group holds this rank"
+            work.wait(timedelta(seconds=self._remaining_s()))
+            return nonce.cpu().numpy().tobytes().hex()
+        except RuntimeError as error:
+            raise attach_timeout(self._position.rank, self.missing()) from error
 
     def connect(
         self, peers: Iterable[int], on_frame: OnFrame, on_broken: OnBroken, grace_s: float = 0.0
@@ -181,8 +186,7 @@ class Rendezvous:
         """
         waiting, links = list(peers), {}
         while waiting:
-            present = [peer for peer in waiting if self._store.check([str(peer)])]
-            for peer in present:
+            for peer in [peer for peer in waiting if self._store.check([str(peer)])]:
                 waiting.remove(peer)
                 if (link := self._connect(peer, on_frame, on_broken, grace_s)) is not None:
                     links[peer] = link
@@ -203,10 +207,22 @@ class Rendezvous:
         return Link(group, peer, 1 - slot, on_frame, on_broken)
 
     def missing(self) -> dict[int, str]:
-        """Return the ranks that have not come to this attempt, with how long they were waited for."""
-        ranks = range(self._position.world_size)
+        """Return the ranks that have not come, with how long they were waited for.
+
+        Read from the signs of arrival, because a rank may have come without learning the name of the attempt. Such a
+        sign outlives a rank only if it was killed during attach; one that is too old for this attempt is ignored.
+        """
         text = f"did not come to watch within {self._timeout_s:g} s"
-        return {rank: text for rank in ranks if not self._store.check([str(rank)])}
+        return {rank: text for rank in range(self._position.world_size) if not self._has_arrived(rank)}
+
+    def _has_arrived(self, rank: int) -> bool:
+        key = str(rank)
+        return self._arrivals.check([key]) and time.time() - float(self._arrivals.get(key)) < 2 * self._timeout_s
+
+    def finish(self) -> None:
+        """Remove this rank's sign of arrival, so that no later attempt takes it for one of its own."""
+        if self._position.world_size > 1:
+            self._arrivals.delete_key(str(self._position.rank))
 
     def _remaining_s(self) -> float:
         return max(0.05, self._deadline - time.monotonic())
@@ -228,44 +244,11 @@ def _host_device() -> Any:
     return ProcessGroupGloo.create_default_device()
 
 
-def _attempt_store(position: TreePosition, timeout_s: float) -> Any:
-    """Return a store that this attempt alone uses.
-
-    A launcher that restarts its workers may give every attempt the same store, with the keys of the dead ones in it.
-    So rank zero draws a name and broadcasts it on the default group, which belongs to this attempt by construction.
-    """
-    base = _get_default_store()
-    arrivals = PrefixStore("rankfold/arrivals", base)
-    arrivals.set(str(position.rank), repr(time.time()))
-    nonce = torch.zeros(_NONCE_BYTES, dtype=torch.uint8, device=_broadcast_device())
-    if position.rank == 0:
-        nonce.copy_(torch.frombuffer(bytearray(secrets.token_bytes(_NONCE_BYTES)), dtype=torch.uint8))
-    try:
-        work = dist.broadcast(nonce, src=0, async_op=True)
-        assert work is not None
-        work.wait(timedelta(seconds=timeout_s))
-        name = nonce.cpu().numpy().tobytes().hex()
-    except RuntimeError as error:
-        raise _nobody_came(position, arrivals, timeout_s) from error
-    return PrefixStore(f"rankfold/{name}", base)
-
-
 def _broadcast_device() -> torch.device:
     """Return where a tensor must lie for the default group to broadcast it."""
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")
     return torch.accelerator.current_accelerator() or torch.device("cuda")
-
-
-def _nobody_came(position: TreePosition, arrivals: Any, timeout_s: float) -> AttachTimeoutError:
-    """Name the ranks without a fresh sign of arrival; older signs may be those of an earlier attempt."""
-    now = time.time()
-    late = {
-        rank: f"did not come to watch within {timeout_s:g} s"
-        for rank in range(position.world_size)
-        if not arrivals.check([str(rank)]) or now - float(arrivals.get(str(rank))) > 2 * timeout_s
-    }
-    return attach_timeout(position.rank, late)
 
 
 def _short(error: BaseException) -> str:

@@ -64,5 +64,10 @@ class Waits:
         return 0.95 * self.deadlines.close_s
 
     @property
+    def goodbye_s(self) -> float:
+        """For the neighbours to take the last frames and say that they have."""
+        return min(5.0, 0.2 * self.deadlines.close_s)
+
+    @property
     def _levels(self) -> int:
         return TreePosition(0, self.position.world_size, self.position.fan_in).height

@@ -55,7 +55,13 @@ def offer(rank: int, world_size: int, deadlines: Deadlines = PATIENT, **changes:
 
 
 def attach(
-    rank: int, world_size: int, deadlines: Deadlines = PATIENT, *, fan_in: int = 2, max_in_flight: int = 8, **changes: Any
+    rank: int,
+    world_size: int,
+    deadlines: Deadlines = PATIENT,
+    *,
+    fan_in: int = 2,
+    max_in_flight: int = 8,
+    **changes: Any,
 ) -> tuple[CollectiveAggregator, MemoryRecorder]:
     """Return an attached aggregator and its recorder; the recorder is in use on rank zero only."""
     recorder = MemoryRecorder()
