@@ -27,8 +27,8 @@ class TreePosition:
     fan_in: int
 
     def __post_init__(self) -> None:
-        if self.fan_in < 1:
-            raise ConfigurationError(f"fan_in is {self.fan_in}", remedy="give at least 1; 16 is the default")
+        if self.fan_in < 2:
+            raise ConfigurationError(f"fan_in is {self.fan_in}", remedy="give at least 2; 16 is the default")
         if not 0 <= self.rank < self.world_size:
             raise ConfigurationError(f"rank {self.rank} lies outside of a world of {self.world_size}")
 
@@ -46,14 +46,18 @@ class TreePosition:
     @property
     def depth(self) -> int:
         """Links between this rank and the root."""
-        parent = self.parent
-        return 0 if parent is None else 1 + self._at(parent).depth
+        depth, rank = 0, self.rank
+        while rank:
+            depth, rank = depth + 1, (rank - 1) // self.fan_in
+        return depth
 
     @property
     def height(self) -> int:
         """Links between this rank and the lowest rank below it; the first child is on the longest way down."""
-        children = self.children
-        return 1 + self._at(children[0]).height if children else 0
+        height, lowest = 0, self.rank
+        while (lowest := lowest * self.fan_in + 1) < self.world_size:
+            height += 1
+        return height
 
     def subtree(self, top: int | None = None) -> tuple[int, ...]:
         """Return ``top`` (this rank if None) and every rank below it, ascending."""

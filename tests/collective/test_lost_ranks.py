@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from telemetry.errors import HistoryError, MergeDeadlineError, PacketMalformedError, PeerLostError
 from telemetry.protocol import Deadlines
-from tests.collective.worlds import IMPATIENT, MemoryRecorder, attach, offer, wait_for_failure, wait_until
+from tests.collective.worlds import IMPATIENT, PATIENT, MemoryRecorder, attach, offer, wait_for_failure, wait_until
 from tests.packets import make_packet
 from tests.ranks import RankDied, run_ranks
 
@@ -45,7 +45,7 @@ def _wait_until_all_have_settled_one_step(aggregator, world_size):
 
 
 def _rank_is_killed(rank, world_size, victim):
-    aggregator, recorder = attach(rank, world_size, IMPATIENT)
+    aggregator, recorder = attach(rank, world_size, PATIENT)
     aggregator.submit(_packet(rank, world_size, 1))
     _wait_until_all_have_settled_one_step(aggregator, world_size)
     if rank == victim:
@@ -186,7 +186,7 @@ def test_a_rank_that_closes_early_is_said_to_have_left_and_nobody_waits_for_a_de
 
 
 def _steps_differ(rank, world_size):
-    aggregator, recorder = attach(rank, world_size, IMPATIENT)
+    aggregator, recorder = attach(rank, world_size, PATIENT)
     aggregator.submit(_packet(rank, world_size, 20 if rank == 3 else 10))
     return _summary(aggregator, recorder, wait_for_failure(aggregator))
 
@@ -206,7 +206,7 @@ def _disk_is_full(rank, world_size):
 
     recorder = MemoryRecorder(fail_at=2)
     aggregator = CollectiveAggregator(lambda: recorder, fan_in=2)
-    aggregator.attach(offer(rank, world_size, IMPATIENT))
+    aggregator.attach(offer(rank, world_size, PATIENT))
     for step in (1, 2, 3):
         aggregator.submit(_packet(rank, world_size, step))
     failure, report, steps = _summary(aggregator, recorder, wait_for_failure(aggregator))
@@ -225,7 +225,7 @@ def test_a_record_that_cannot_be_written_stops_all_ranks_and_keeps_what_was_comm
 
 
 def _undefined_site(rank, world_size):
-    aggregator, recorder = attach(rank, world_size, IMPATIENT)
+    aggregator, recorder = attach(rank, world_size, PATIENT)
     aggregator.submit(make_packet(rank, world_size, 1, {"ghost": [1.0]}, define=False))
     return _summary(aggregator, recorder, wait_for_failure(aggregator))
 
@@ -238,7 +238,7 @@ def test_rows_of_a_site_that_nobody_defined_stop_the_merge_by_name():
 
 
 def _ends_without_closing(rank, world_size):
-    aggregator, _ = attach(rank, world_size, IMPATIENT)
+    aggregator, _ = attach(rank, world_size, PATIENT)
     aggregator.submit(_packet(rank, world_size, 1))
     _wait_until_all_have_settled_one_step(aggregator, world_size)
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("rankfold")] != []
