@@ -25,13 +25,12 @@ __all__ = ["RankDied", "RanksError", "run_ranks"]
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(
     [
-        "torch",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "pytest",
         "hypothesis",
         "telemetry",
-        "aggregator.merge",
+        "aggregator.collective",
     ]
 )
 

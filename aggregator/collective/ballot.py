@@ -1,0 +1,140 @@
+"""The agreement at attach: what the ranks bring, and whether it is one and the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aggregator.collective.absence import name_ranks
+from telemetry.errors import (
+    CatalogueConflictError,
+    ConfigurationError,
+    LayoutMismatchError,
+    RankfoldError,
+    SketchDescriptorMismatchError,
+)
+from telemetry.protocol import AttachOffer
+from telemetry.sites import SiteSpec
+
+__all__ = ["Ballot"]
+
+# Ranks kept for each definition of a site: enough to name, small however large the world.
+_MAX_WITNESSES: Final = 8
+
+# What every rank must say alike → (error, remedy) if they do not.
+_TERMS: Final[Mapping[str, tuple[type[ConfigurationError], str]]] = {
+    "world_size": (LayoutMismatchError, "start every rank in the same process group"),
+    "descriptor": (SketchDescriptorMismatchError, "give every rank the same histogram descriptor"),
+    "resume_step": (ConfigurationError, "give every rank the same resume_step"),
+}
+
+
+@dataclass
+class Ballot:
+    """What a set of ranks brings to attach.
+
+    Attributes:
+        failures: rank → its refusal.
+        terms: name of a term → value as JSON text → ranks that say so.
+        sites: site as identified by everything that must be equal → (definition, some of the ranks that gave it).
+    """
+
+    failures: dict[int, RankfoldError] = field(default_factory=dict)
+    terms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    sites: dict[tuple[Any, ...], tuple[SiteSpec, list[int]]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(offer: AttachOffer) -> Ballot:
+        """Return the ballot of one rank."""
+        values = {
+            "world_size": offer.world_size,
+            "descriptor": offer.descriptor.to_wire(),
+            "resume_step": offer.resume_step,
+        }
+        return Ballot(
+            failures={} if offer.failure is None else {offer.rank: offer.failure},
+            terms={name: {json.dumps(value, sort_keys=True): [offer.rank]} for name, value in values.items()},
+            sites={_identity(site): (site, [offer.rank]) for site in offer.sites},
+        )
+
+    def add(self, other: Ballot) -> None:
+        """Take in the ballot of other ranks."""
+        self.failures.update(other.failures)
+        for name, values in other.terms.items():
+            for value, ranks in values.items():
+                self.terms.setdefault(name, {}).setdefault(value, []).extend(ranks)
+        for identity, (site, ranks) in other.sites.items():
+            known, witnesses = self.sites.get(identity, (site, []))
+            joined = known if known is site else known.with_aliases(site.aliases)
+            self.sites[identity] = joined, sorted({*witnesses, *ranks})[:_MAX_WITNESSES]
+
+    def definitions(self) -> tuple[SiteSpec, ...]:
+        """Return the sites of all ranks, each once; meaningful only if nothing conflicts."""
+        return tuple(site for site, _ in self.sites.values())
+
+    def refusal(self) -> RankfoldError | None:
+        """Return the error that every rank raises, or None if the ranks agree."""
+        return self._failed() or self._terms_differ() or self._sites_conflict()
+
+    def _failed(self) -> RankfoldError | None:
+        if not self.failures:
+            return None
+        lowest = self.failures[min(self.failures)]
+        return type(lowest)(
+            lowest.message,
+            remedy=lowest.remedy,
+            rank=min(self.failures),
+            step=lowest.step,
+            site=lowest.site,
+            failures={rank: error.message for rank, error in self.failures.items()},
+        )
+
+    def _terms_differ(self) -> RankfoldError | None:
+        for name, values in self.terms.items():
+            if len(values) > 1:
+                cls, remedy = _TERMS[name]
+                told = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in values.items())
+                failures = {rank: f"{name} is {value}" for value, ranks in values.items() for rank in ranks}
+                return cls(f"the ranks differ in {name}: {told}", remedy=remedy, failures=failures)
+        return None
+
+    def _sites_conflict(self) -> RankfoldError | None:
+        first: dict[int, tuple[SiteSpec, list[int]]] = {}
+        for site, ranks in self.sites.values():
+            known, witnesses = first.setdefault(site.site_id, (site, ranks))
+            if difference := known.conflict_with(site):
+                return _conflict(site, difference, witnesses, ranks)
+        return None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the ballot as a JSON-serialisable dictionary."""
+        return {
+            "failures": [[rank, error.to_wire()] for rank, error in self.failures.items()],
+            "terms": self.terms,
+            "sites": [[site.to_wire(), ranks] for site, ranks in self.sites.values()],
+        }
+
+    @staticmethod
+    def from_wire(wire: Mapping[str, Any]) -> Ballot:
+        """Undo :meth:`to_wire`."""
+        sites: Iterable[tuple[SiteSpec, list[int]]] = ((SiteSpec.from_wire(s), ranks) for s, ranks in wire["sites"])
+        return Ballot(
+            failures={rank: RankfoldError.from_wire(error) for rank, error in wire["failures"]},
+            terms=wire["terms"],
+            sites={_identity(site): (site, ranks) for site, ranks in sites},
+        )
+
+
+def _identity(site: SiteSpec) -> tuple[Any, ...]:
+    return site.kind, site.name, site.dtype, site.numel, site.placements, site.estimated
+
+
+def _conflict(site: SiteSpec, difference: str, ranks: list[int], others: list[int]) -> CatalogueConflictError:
+    return CatalogueConflictError(
+        f"{name_ranks(ranks)} and {name_ranks(others)} define {site.kind} {site.name} differently: {difference}",
+        site=site.name,
+        failures={**dict.fromkeys(ranks, "one definition"), **dict.fromkeys(others, "another definition")},
+        remedy="give the site the same name, dtype and placement on every rank, or different names",
+    )

@@ -1,0 +1,297 @@
+"""The merging thread of one rank: step after step, collect from below, send up, pass the answer down, until the close.
+
+Only this thread acts; everything that happens reaches it through the inbox. It works on while the training thread
+hangs, so a rank that hangs is missing from a step, and its children are not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from aggregator.collective.absence import merge_stopped
+from aggregator.collective.account import Account, report_from_wire, report_to_wire
+from aggregator.collective.frames import Frame, FrameKind
+from aggregator.collective.inbox import Broken, CloseRequested, Event, Inbox, Received, Submitted
+from aggregator.collective.neighbours import Neighbours
+from aggregator.collective.record import Record
+from aggregator.collective.round import Absent, Brought, Closed, Contribution, merge_round
+from aggregator.collective.tree import TreePosition
+from aggregator.collective.waits import Waits
+from telemetry.errors import MergeDeadlineError, PeerLostError, RankfoldError
+from telemetry.protocol import CloseReport
+
+__all__ = ["Coordinator"]
+
+
+class _MergingStoppedError(Exception):
+    """Merging ends here for ``error``; ``tell`` if the neighbours have yet to learn it."""
+
+    def __init__(self, error: RankfoldError, *, tell: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.tell = error, tell
+
+
+class Coordinator:
+    """Merges the steps of one rank and its subtree after the ranks have agreed.
+
+    Attributes:
+        failure: why merging has stopped, or None; read by the training thread.
+        num_settled: steps of this rank that are answered for; read by the training thread.
+        account: totals as of the last answered step.
+    """
+
+    def __init__(
+        self, position: TreePosition, waits: Waits, neighbours: Neighbours, inbox: Inbox, record: Record | None
+    ) -> None:
+        """Take the place of one rank; ``record`` is given on rank zero and nowhere else."""
+        self.failure: RankfoldError | None = None
+        self.num_settled = 0
+        self.account = Account()
+        self._position, self._waits = position, waits
+        self._neighbours, self._inbox, self._record = neighbours, inbox, record
+        self._sources = (position.rank, *position.children)
+        self._pending: dict[int, deque[Contribution]] = {source: deque() for source in self._sources}
+        self._lost: dict[int, Absent] = {}
+        self._closed_at: float | None = None
+        self._report: CloseReport | None = None
+
+    def serve(self) -> CloseReport:
+        """Merge until this rank closes; never raises. Returns the account of the run."""
+        try:
+            return self._merge_until_closed()
+        except _MergingStoppedError as stopped:
+            failure, tell = stopped.error, stopped.tell
+        except RankfoldError as error:
+            failure, tell = error, True
+        except Exception as error:
+            failure, tell = self._unexpected(error), True
+        self.failure = failure
+        if tell:
+            self._tell_neighbours(failure)
+        return self._wait_to_close(failure)
+
+    def _merge_until_closed(self) -> CloseReport:
+        for child in self._position.children:
+            if not self._neighbours.is_alive(child):
+                self._take_broken(Broken(child, "its connection ended during attach"))
+        while True:
+            contributions = self._collect()
+            outcome = merge_round(self._position, contributions)
+            if isinstance(outcome, Closed):
+                return self._conclude(outcome)
+            self._settle(outcome)
+            self.num_settled += isinstance(contributions[self._position.rank], Brought)
+
+    # One round: wait for this rank and its children.
+
+    def _collect(self) -> dict[int, Contribution]:
+        step_at: float | None = None
+        while waiting := [source for source in self._sources if self._head(source) is None]:
+            if step_at is None and any(isinstance(self._head(source), Brought) for source in self._sources):
+                step_at = time.monotonic()
+            deadline = self._earliest(None if step_at is None else step_at + self._waits.round_s)
+            event = self._inbox.take(deadline)
+            if event is None:
+                self._give_up(waiting)
+                break
+            if (frame := self._take(event)) is not None:
+                self._overrule(frame)
+        return {source: self._pop(source) for source in self._sources}
+
+    def _head(self, source: int) -> Contribution | None:
+        return self._pending[source][0] if self._pending[source] else self._lost.get(source)
+
+    def _pop(self, source: int) -> Contribution:
+        if not self._pending[source]:
+            return self._lost[source]
+        # A close stays: nothing comes after it.
+        is_last = isinstance(self._pending[source][0], Closed)
+        return self._pending[source][0] if is_last else self._pending[source].popleft()
+
+    def _earliest(self, deadline: float | None) -> float | None:
+        """Bound a wait by the close, once this rank has begun to close."""
+        if self._closed_at is None:
+            return deadline
+        closing = self._closed_at + self._waits.close_rounds_s
+        return closing if deadline is None else min(deadline, closing)
+
+    def _give_up(self, late: list[int]) -> None:
+        waited = "before this rank closed" if self._closed_at else f"within {self._waits.round_s:g} s"
+        for source in late:
+            text = f"brought nothing {waited}"
+            self._lost[source] = Absent(text, MergeDeadlineError(text, rank=source))
+
+    # What happens meanwhile.
+
+    def _take(self, event: Event) -> Frame | None:
+        """Act on an event. Returns what the parent said, if it was that.
+
+        Raises:
+            _MergingStoppedError: the parent is lost, or says stop.
+        """
+        if isinstance(event, Submitted):
+            self._pending[self._position.rank].append(Brought(event.packet))
+        elif isinstance(event, CloseRequested):
+            self._closed_at = event.at
+            self._pending[self._position.rank].append(Closed())
+        elif isinstance(event, Broken):
+            self._take_broken(event)
+        elif event.peer != self._position.parent:
+            self._take_from_child(event.peer, event.frame)
+        elif event.frame.kind is FrameKind.STOP:
+            raise _MergingStoppedError(RankfoldError.from_wire(event.frame.body), tell=True)
+        else:
+            return event.frame
+        return None
+
+    def _take_broken(self, event: Broken) -> None:
+        self._neighbours.forget(event.peer)
+        text = f"lost: {event.reason}"
+        error = PeerLostError(text, rank=event.peer)
+        if event.peer == self._position.parent:
+            stopped = merge_stopped([error], {event.peer: text}, self.account.last_committed_step)
+            assert stopped is not None
+            raise _MergingStoppedError(stopped, tell=True)
+        self._lost.setdefault(event.peer, Absent(text, error))
+
+    def _take_from_child(self, child: int, frame: Frame) -> None:
+        try:
+            if frame.kind is FrameKind.STEP:
+                self._pending[child].append(Brought.from_frame(frame))
+            elif frame.kind is FrameKind.CLOSE:
+                self._pending[child].append(Closed.from_frame(frame))
+            elif frame.kind is FrameKind.STOP:
+                error = RankfoldError.from_wire(frame.body)
+                self._lost.setdefault(child, Absent(error.message, error))
+        except RankfoldError as error:
+            self._lost.setdefault(child, Absent(error.message, error))
+
+    # One step: up, and the answer down.
+
+    def _settle(self, outcome: Brought) -> None:
+        """Bring a step into the record, or to the parent.
+
+        Raises:
+            _MergingStoppedError: this step was the last.
+        """
+        self._pass_ack(self._ask_parent(outcome) if self._record is None else self._commit(outcome, self._record))
+
+    def _pass_ack(self, ack: Frame) -> None:
+        self.account = Account(**ack.body["account"])
+        self._neighbours.send_down(ack)
+        if ack.body["failure"] is not None:
+            raise _MergingStoppedError(RankfoldError.from_wire(ack.body["failure"]), tell=False)
+
+    def _commit(self, outcome: Brought, record: Record) -> Frame:
+        failure = outcome.error
+        try:
+            record.commit(outcome)
+        except RankfoldError as error:
+            failure = error
+        body = {
+            "step": outcome.packet.step,
+            "account": record.account.to_wire(),
+            "failure": failure and failure.to_wire(),
+        }
+        return Frame(FrameKind.ACK, body)
+
+    def _ask_parent(self, outcome: Brought) -> Frame:
+        self._neighbours.send_up(outcome.to_frame())
+        return self._hear(FrameKind.ACK, self._waits.ack_s, f"answer step {outcome.packet.step}")
+
+    def _hear(self, kind: FrameKind, timeout_s: float, what: str) -> Frame:
+        """Wait for a frame of the parent; an answer that merging has stopped ends every other wait, too."""
+        begun = time.monotonic()
+        while True:
+            deadline = begun + timeout_s
+            if self._closed_at is not None:
+                deadline = min(deadline, self._closed_at + self._waits.close_report_s)
+            event = self._inbox.take(deadline)
+            if event is None:
+                if self._position.parent is not None:
+                    self._neighbours.forget(self._position.parent)
+                raise _MergingStoppedError(self._silent_parent(what, time.monotonic() - begun), tell=True)
+            frame = self._take(event)
+            if frame is None:
+                continue
+            if frame.kind is kind:
+                return frame
+            self._overrule(frame)
+
+    def _overrule(self, frame: Frame) -> None:
+        """Take an answer this rank has not asked for: those above went on without it, or without its close."""
+        if frame.kind is FrameKind.ACK:
+            self._pass_ack(frame)
+        elif frame.kind is FrameKind.REPORT:
+            self._report = self._pass_report(frame)
+            raise _MergingStoppedError(self._report.failure or self._silent_parent("wait for the close", 0), tell=False)
+
+    def _silent_parent(self, what: str, waited_s: float) -> RankfoldError:
+        text = f"did not {what} within {waited_s:.3g} s"
+        parent = self._position.parent
+        assert parent is not None, "the root hears nobody"
+        error = merge_stopped([MergeDeadlineError(text)], {parent: text}, self.account.last_committed_step)
+        assert error is not None
+        return error
+
+    # The end.
+
+    def _conclude(self, outcome: Closed) -> CloseReport:
+        """Close after every rank that is left has closed."""
+        if self._record is not None:
+            return self._write_report(self._record, outcome.error, outcome.missing)
+        self._neighbours.send_up(outcome.to_frame())
+        return self._pass_report(self._hear(FrameKind.REPORT, self._waits.close_report_s, "report the close"))
+
+    def _write_report(self, record: Record, failure: RankfoldError | None, missing: Any) -> CloseReport:
+        report = record.close(self._waits.close_recorder_s, failure, missing)
+        self.failure = self.failure or report.failure
+        self._neighbours.send_down(Frame(FrameKind.REPORT, report_to_wire(report)))
+        return report
+
+    def _pass_report(self, frame: Frame) -> CloseReport:
+        self._neighbours.send_down(frame)
+        report = report_from_wire(frame.body)
+        self.failure = self.failure or report.failure
+        return report
+
+    def _tell_neighbours(self, failure: RankfoldError) -> None:
+        frame = Frame(FrameKind.STOP, failure.to_wire())
+        if self._record is None:
+            self._neighbours.send_up(frame)
+        self._neighbours.send_down(frame)
+
+    def _wait_to_close(self, failure: RankfoldError) -> CloseReport:
+        """Wait, after merging has stopped, for this rank to close, and then shortly for the account of rank zero."""
+        # A rank that left before the others does not wait for them to end.
+        has_left = self._closed_at is not None and self._position.rank in failure.failures
+        while True:
+            if self._closed_at is not None:
+                if self._record is not None:
+                    return self._write_report(self._record, failure, failure.failures)
+                if self._report is not None or has_left or not self._can_hear_root():
+                    break
+            deadline = None if self._closed_at is None else self._closed_at + self._waits.close_report_s
+            event = self._inbox.take(deadline)
+            if event is None:
+                break
+            if isinstance(event, CloseRequested):
+                self._closed_at = event.at
+            elif isinstance(event, Broken):
+                self._neighbours.forget(event.peer)
+            elif isinstance(event, Received) and event.frame.kind is FrameKind.REPORT:
+                self._report = self._pass_report(event.frame)
+        return self._report or self.account.report(failure, failure.failures)
+
+    def _can_hear_root(self) -> bool:
+        parent = self._position.parent
+        return parent is not None and self._neighbours.is_alive(parent)
+
+    def _unexpected(self, error: Exception) -> RankfoldError:
+        return RankfoldError(
+            f"merging failed on rank {self._position.rank}: {type(error).__name__}: {error}",
+            rank=self._position.rank,
+            remedy="report this with the traceback; training goes on, nothing more is recorded",
+        )

@@ -1,0 +1,76 @@
+"""Everything that can happen to a rank, in one queue: its training thread and the readers of its links put it there.
+
+The merging thread takes the events out and is the only one to act on them.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+
+from aggregator.collective.frames import Frame
+from telemetry.packet import Packet
+
+__all__ = ["Broken", "CloseRequested", "Event", "Inbox", "Received", "Submitted"]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The training thread logged a step."""
+
+    packet: Packet
+
+
+@dataclass(frozen=True)
+class CloseRequested:
+    """The training thread closes; nothing comes from it any more."""
+
+    at: float
+    """Monotonic seconds."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A neighbour sent a frame."""
+
+    peer: int
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The connection to a neighbour ended."""
+
+    peer: int
+    reason: str
+
+
+Event = Submitted | CloseRequested | Received | Broken
+
+
+class Inbox:
+    """Events in the order in which they happened; any thread puts, the merging thread takes."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        """Add an event; never blocks."""
+        self._events.put(event)
+
+    def on_frame(self, peer: int, frame: Frame) -> None:
+        """Add a frame; the callback of a link."""
+        self.put(Received(peer, frame))
+
+    def on_broken(self, peer: int, reason: str) -> None:
+        """Add the end of a connection; the callback of a link."""
+        self.put(Broken(peer, reason))
+
+    def take(self, deadline: float | None) -> Event | None:
+        """Return the next event, or None once ``deadline`` (monotonic seconds; None waits for good) has passed."""
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
