@@ -11,8 +11,6 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from aggregator import open_history
-
 __all__ = ["Movement", "most_moved", "print_run_report"]
 
 NUM_SHOWN: Final = 8
@@ -46,9 +44,8 @@ def most_moved(series: Sequence[tuple[str, Sequence[float]]], num_shown: int = N
     return sorted(found, key=lambda movement: (-movement.ratio, movement.site))[:num_shown]
 
 
-def print_run_report(path: Path, console: Console) -> None:
-    """Print the report of the run in ``path``."""
-    history = open_history(path)
+def print_run_report(history: Any, path: Path, console: Console) -> None:
+    """Print the report of a run, an open history, that lies in ``path``."""
     console.print(_gradient_table(history))
     console.print(_non_finite_line(history))
     console.print(_own_time_line(history))
