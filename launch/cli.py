@@ -31,7 +31,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def rankfold(
+def _rankfold(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -39,8 +39,8 @@ def rankfold(
     """One exact, rank-merged record of a distributed training run."""
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def _demo(
     ranks: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
     every: Annotated[int, typer.Option(min=1, help="Steps between records.")] = 5,
@@ -54,12 +54,12 @@ def demo(
     options = DemoOptions(ranks, steps, every, hist_every, out, seed)
     outcome = run_demo(options, Console())
     if outcome.refusal:
-        print_error(outcome.refusal)
+        _print_error(outcome.refusal)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
 
-def print_error(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print what :class:`RankfoldError` says of itself: ``[code] message``, ranks, remedy, one a line."""
     code, _, rest = text.partition("] ")
     Console(stderr=True, soft_wrap=True).print(Text.assemble((code + "]", "bold red"), " ", rest))
@@ -70,5 +70,5 @@ def main() -> None:
     try:
         app()
     except RankfoldError as error:
-        print_error(str(error))
+        _print_error(str(error))
         sys.exit(1)
