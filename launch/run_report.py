@@ -54,7 +54,7 @@ def print_run_report(history: Any, path: Path, console: Console) -> None:
 
 def _gradient_table(history: Any) -> Table:
     sites = history.sites().to_pylist()
-    names = sorted(row["name"] for row in sites if row["kind"] == "gradient")
+    names = sorted(row["site"] for row in sites if row["kind"] == "gradient")
     table = Table(title="Gradient rms that moved most", title_justify="left")
     table.add_column("site")
     for name in ("lowest", "highest", "ratio"):
@@ -70,12 +70,12 @@ def _rms(history: Any, site: str) -> list[float]:
 
 
 def _non_finite_line(history: Any) -> str:
-    rows = history.observations().select(["step", "name", "kind", *NON_FINITE]).to_pylist()
+    rows = history.observations(columns=["step", "site", "kind", *NON_FINITE]).to_pylist()
     bad = [row for row in rows if any(row[name] for name in NON_FINITE)]
     if not bad:
         return f"Non-finite values: none in {len(rows)} observations."
     first = min(bad, key=lambda row: int(row["step"]))
-    where = f"{first['kind']} {first['name']} at step {first['step']}"
+    where = f"{first['kind']} {first['site']} at step {first['step']}"
     return f"Non-finite values: in {len(bad)} of {len(rows)} observations, first in {where}."
 
 

@@ -1,13 +1,14 @@
 """A wheel of this tree, built once, and environments to put it into."""
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
 
 import pytest
+
+from tests.packaging.environments import run, site_packages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_INPUTS = (
@@ -20,13 +21,6 @@ BUILD_INPUTS = (
     "aggregator",
     "launch",
 )
-
-
-def run(*command: object, cwd: Path) -> str:
-    """Run a command with a deadline and return what it printed; its standard error is the message of a failure."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +47,3 @@ def wheel_python(wheel, tmp_path_factory):
     # A path line is not searched for further .pth files, so that our own editable install stays outside.
     (site_packages_of(folder) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python
-
-
-def site_packages_of(environment: Path) -> Path:
-    """Return where an environment of this Python keeps its packages."""
-    return Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import site_packages_of
+
+from tests.packaging.environments import site_packages_of
 
 
 @pytest.fixture

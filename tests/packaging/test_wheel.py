@@ -5,7 +5,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-from conftest import run
+from tests.packaging.environments import run
 
 PACKAGES = ("telemetry", "aggregator", "launch")
 
