@@ -55,6 +55,8 @@ def _demo(
     outcome = run_demo(options, Console())
     if outcome.refusal:
         _print_error(outcome.refusal)
+    elif outcome.exit_code > 128:
+        typer.echo(f"stopped by a signal; what was committed until then is in {out}", err=True)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 

@@ -48,8 +48,9 @@ def run_script(script: Path, arguments: Sequence[str], *, num_ranks: int) -> Job
 
 
 def _command(script: Path, arguments: Sequence[str], num_ranks: int) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
-    return [*torchrun, "--nproc-per-node", str(num_ranks), str(script), *arguments]
+    # A local address, because the name of a laptop or container often does not resolve.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+    return [*torchrun, "--nnodes", "1", "--nproc-per-node", str(num_ranks), str(script), *arguments]
 
 
 def _environment(error_file: Path) -> dict[str, str]:
