@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Movement", "most_moved", "print_run_report"]
+__all__ = ["Movement", "most_moved", "non_finite_line", "own_time_line", "print_run_report"]
 
 NUM_SHOWN: Final = 8
 NON_FINITE: Final = ("nan", "pos_inf", "neg_inf")
@@ -47,9 +48,9 @@ def most_moved(series: Sequence[tuple[str, Sequence[float]]], num_shown: int = N
 def print_run_report(history: Any, path: Path, console: Console) -> None:
     """Print the report of a run, an open history, that lies in ``path``."""
     console.print(_gradient_table(history))
-    console.print(_non_finite_line(history))
-    console.print(_own_time_line(history))
-    console.print(_further(path), soft_wrap=True, highlight=False)
+    observations = history.observations(columns=["step", "site", "kind", *NON_FINITE])
+    for line in (non_finite_line(observations), own_time_line(history.steps()), _further(path)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _gradient_table(history: Any) -> Table:
@@ -69,8 +70,13 @@ def _rms(history: Any, site: str) -> list[float]:
     return [value for value in values if value is not None and value == value]
 
 
-def _non_finite_line(history: Any) -> str:
-    rows = history.observations(columns=["step", "site", "kind", *NON_FINITE]).to_pylist()
+def non_finite_line(observations: pa.Table) -> str:
+    """Say how many observations hold NaN or ±inf, and which came first.
+
+    Args:
+        observations: columns ``step site kind nan pos_inf neg_inf``; counts are null where nothing was observed.
+    """
+    rows = observations.to_pylist()
     bad = [row for row in rows if any(row[name] for name in NON_FINITE)]
     if not bad:
         return f"Non-finite values: none in {len(rows)} observations."
@@ -79,8 +85,8 @@ def _non_finite_line(history: Any) -> str:
     return f"Non-finite values: in {len(bad)} of {len(rows)} observations, first in {where}."
 
 
-def _own_time_line(history: Any) -> str:
-    steps = history.steps()
+def own_time_line(steps: pa.Table) -> str:
+    """Say what part of the recorded steps was ours, on the slowest rank; columns ``self_s step_s`` in seconds."""
     own, whole = (sum(steps.column(name).to_pylist()) for name in ("self_s", "step_s"))
     share = f"{100 * own / whole:.1f} %" if whole else "unknown"
     return f"Own share of the time of the {steps.num_rows} recorded steps: {share}."
