@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
+from aggregator import open_history
 from launch.run_report import print_run_report
 from launch.torchrun import JobOutcome, run_script
 from telemetry.errors import HistoryNotFoundError, RunDirectoryInUseError
@@ -49,16 +50,12 @@ def run_demo(options: DemoOptions, console: Console) -> JobOutcome:
     _require_no_run(options.out)
     outcome = run_script(SCRIPT, options.script_arguments(), num_ranks=options.num_ranks)
     if outcome.exit_code == 0:
-        from aggregator import open_history
-
         print_run_report(open_history(options.out), options.out, console)
     return outcome
 
 
 def _require_no_run(out: Path) -> None:
     """Refuse here what every rank would refuse at attach, seconds earlier."""
-    from aggregator import open_history
-
     try:
         open_history(out)
     except HistoryNotFoundError:

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
+
+from aggregator.history import History
 
 __all__ = ["Movement", "most_moved", "non_finite_line", "own_time_line", "print_run_report"]
 
@@ -45,15 +47,15 @@ def most_moved(series: Sequence[tuple[str, Sequence[float]]], num_shown: int = N
     return sorted(found, key=lambda movement: (-movement.ratio, movement.site))[:num_shown]
 
 
-def print_run_report(history: Any, path: Path, console: Console) -> None:
-    """Print the report of a run, an open history, that lies in ``path``."""
+def print_run_report(history: History, path: Path, console: Console) -> None:
+    """Print the report of a run that lies in ``path``."""
     console.print(_gradient_table(history))
     observations = history.observations(columns=["step", "site", "kind", *NON_FINITE])
     for line in (non_finite_line(observations), own_time_line(history.steps()), _further(path)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _gradient_table(history: Any) -> Table:
+def _gradient_table(history: History) -> Table:
     sites = history.sites().to_pylist()
     names = sorted(row["site"] for row in sites if row["kind"] == "gradient")
     table = Table(title="Gradient rms that moved most", title_justify="left")
@@ -65,7 +67,7 @@ def _gradient_table(history: Any) -> Table:
     return table
 
 
-def _rms(history: Any, site: str) -> list[float]:
+def _rms(history: History, site: str) -> list[float]:
     values = history.series(site, "gradient", "rms").column("value").to_pylist()
     return [value for value in values if value is not None and value == value]
 

@@ -5,9 +5,9 @@ import pkgutil
 
 import pytest
 
-import aggregator
+import aggregator.sinks
 import launch
-import telemetry
+import telemetry.summary
 
 MODULES = [
     found.name
@@ -15,6 +15,27 @@ MODULES = [
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if ".demo." not in found.name
 ]
+
+
+FRONT_DOORS = {
+    telemetry: """
+        Aggregator Deadlines FlatShard Owned ParallelLayout Partial Placement Plan Presence RankRelation RankfoldError
+        Replica SIGNALS Session SessionReport Shard __version__ watch
+    """,
+    telemetry.summary: """
+        DEFAULT_DESCRIPTOR DERIVED_FIELDS FLOAT_FIELDS Histogram HistogramDescriptor INT_FIELDS SUMMARY_FIELDS
+        TensorSummary derive identity merge_packed summarize
+    """,
+    aggregator: "open_history",
+    aggregator.sinks: """
+        CAPABILITIES JsonlSink MemorySink RunInfo Sink SinkRunner TensorBoardSink require_valid_sinks
+    """,
+}
+
+
+@pytest.mark.parametrize("package", FRONT_DOORS, ids=lambda package: package.__name__)
+def test_the_front_doors_are_these_and_no_wider(package):
+    assert set(package.__all__) == set(FRONT_DOORS[package].split())
 
 
 @pytest.mark.parametrize("name", MODULES)
