@@ -19,8 +19,9 @@ __all__ = ["open_history"]
 def _require_sibling() -> None:
     """Refuse to run against somebody else's ``telemetry``: the import names are generic, and scripts shadow them."""
     ours = Path(__file__).resolve().parent.parent / "telemetry"
-    found = Path(telemetry.__file__ or "namespace package").resolve().parent
-    if found != ours:
+    # A folder without __init__.py has no file, and shadows too where our packages are installed as editable.
+    found = Path(telemetry.__file__ or next(iter(telemetry.__path__))).resolve()
+    if ours not in (found, found.parent):
         raise ImportError(
             f"[import_shadowed] Rankfold's package 'telemetry' is shadowed: expected {ours}, imported {found}. "
             "Rename that file or folder, or start the script from another folder."

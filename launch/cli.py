@@ -1,0 +1,76 @@
+"""The command line: ``rankfold``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from telemetry.errors import RankfoldError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="rankfold",
+    help="One exact, rank-merged record of a distributed training run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rankfold {version('rankfold')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _rankfold(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One exact, rank-merged record of a distributed training run."""
+
+
+@app.command("demo")
+def _demo(
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
+    every: Annotated[int, typer.Option(min=1, help="Steps between records.")] = 5,
+    hist_every: Annotated[int, typer.Option(min=1, help="Steps between records with histograms.")] = 20,
+    out: Annotated[Path, typer.Option(help="Run directory, new or empty.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Of the initial weights and of the batches.")] = 0,
+) -> None:
+    """Train a small byte-level GPT under torchrun and show what its record says."""
+    from launch.demo_job import DemoOptions, run_demo
+
+    options = DemoOptions(ranks, steps, every, hist_every, out, seed)
+    outcome = run_demo(options, Console())
+    if outcome.refusal:
+        _print_error(outcome.refusal)
+    elif outcome.exit_code > 128:
+        typer.echo(f"stopped by a signal; what was committed until then is in {out}", err=True)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def _print_error(text: str) -> None:
+    """Print what :class:`RankfoldError` says of itself: ``[code] message``, ranks, remedy, one a line."""
+    code, _, rest = text.partition("] ")
+    Console(stderr=True, soft_wrap=True).print(Text.assemble((code + "]", "bold red"), " ", rest))
+
+
+def main() -> None:
+    """Run the command line; a Rankfold error is printed without a traceback and exits 1, wrong usage exits 2."""
+    try:
+        app()
+    except RankfoldError as error:
+        _print_error(str(error))
+        sys.exit(1)

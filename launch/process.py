@@ -1,0 +1,112 @@
+"""One child process, supervised: signals go on to it, its end has a deadline, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+__all__ = ["run_supervised"]
+
+GRACE_S: Final = 30.0
+_POLL_S: Final = 0.1
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_supervised(
+    command: Sequence[str], *, env: Mapping[str, str], stderr: IO[Any] | None = None, grace_s: float = GRACE_S
+) -> int:
+    """Run a command to its end; call from the main thread.
+
+    SIGINT and SIGTERM go on to the child, which then has ``grace_s`` seconds to end. After that, or at a second
+    signal, the child and all its descendants are killed.
+
+    Args:
+        command: program and arguments.
+        env: the whole environment of the child.
+        stderr: where its standard error goes; ours if None.
+        grace_s: seconds between a signal and the kill.
+
+    Returns:
+        The exit code of the child, or 128 plus the number of the signal that ended the run, as shells count.
+    """
+    with _signals_recorded() as received:
+        # Its own session, so that Ctrl-C on a terminal reaches the child once, through us.
+        child = subprocess.Popen(command, env=dict(env), stderr=stderr, start_new_session=True)
+        try:
+            code = _wait(child, received, grace_s)
+        finally:
+            if child.poll() is None:
+                _kill_tree(child)
+    return 128 + received[0] if received else code
+
+
+def _wait(child: subprocess.Popen[bytes], received: list[int], grace_s: float) -> int:
+    num_forwarded, deadline = 0, float("inf")
+    while True:
+        try:
+            return child.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            pass
+        if len(received) > 1 or time.monotonic() > deadline:
+            _kill_tree(child)
+            return child.wait()
+        if received and not num_forwarded:
+            child.send_signal(received[0])
+            num_forwarded, deadline = 1, time.monotonic() + grace_s
+
+
+@contextmanager
+def _signals_recorded() -> Iterator[list[int]]:
+    received: list[int] = []
+    earlier = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in _FORWARDED}
+    try:
+        yield received
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _kill_tree(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child and its descendants, found before it dies: torchrun gives each worker a session of its own."""
+    pids = (child.pid, *_descendants(child.pid))
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    child.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = _parents()
+    found, queue = [], [pid]
+    while queue:
+        above = queue.pop()
+        below = [one for one, parent in parents.items() if parent == above]
+        found += below
+        queue += below
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Return pid → parent pid of every process, from /proc where there is one, else from ``ps`` (macOS)."""
+    if Path("/proc/self/stat").exists():
+        pairs = [_parent_from_proc(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return dict(pair for pair in pairs if pair is not None)
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True, timeout=10)
+    return {int(pid): int(parent) for pid, parent in (line.split() for line in listing.stdout.splitlines())}
+
+
+def _parent_from_proc(entry: Path) -> tuple[int, int] | None:
+    try:
+        # The command, in parentheses, may itself hold spaces and parentheses; the parent is the second field after it.
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(entry.name), int(fields[1])

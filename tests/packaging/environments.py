@@ -1,0 +1,17 @@
+"""Programs run with a deadline, and where an environment keeps its packages."""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Run a command and return what it printed; its standard error is the message of a failure."""
+    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def site_packages_of(environment: Path) -> Path:
+    """Return where an environment of this Python keeps its packages."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
