@@ -58,13 +58,13 @@ class ModelNames:
         self._stage_prefix = "" if stage is None or any(self._numbered) else f"stage{stage}."
 
     def modules(self) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
-        """Yield (name, module, aliases) of every module below the chunks, each module once.
+        """Yield (name, module, aliases) of every module below the chunks that has a forward, each module once.
 
-        A chunk without submodules is itself a site, under the name of its class.
+        A chunk without such submodules is itself a site, under the name of its class.
         """
         names: dict[nn.Module, list[str]] = {}
         for index, chunk in enumerate(self._chunks):
-            below = [(path, module) for path, module in chunk.named_modules(remove_duplicate=False) if path]
+            below = [(path, m) for path, m in chunk.named_modules(remove_duplicate=False) if path and _can_run(m)]
             for path, module in below or [(type(chunk).__name__, chunk)]:
                 names.setdefault(module, []).extend(self._names(index, path))
         for module, (name, *aliases) in names.items():
@@ -104,6 +104,11 @@ class ModelNames:
             # Names outside of numbered layers (embedding, final norm) are unique in a model that numbers its layers.
             name = local if self._numbered[index] else self._stage_prefix + in_chunk
         return (name,) if name == local else (name, local)
+
+
+def _can_run(module: nn.Module) -> bool:
+    """Tell a module from a mere container, such as a ModuleList."""
+    return type(module).forward is not nn.Module.forward
 
 
 def _canonical(path: str) -> str:

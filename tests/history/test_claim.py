@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from history_processes import CONTEXT, claim_at_barrier, packet_of
+from tests.history.history_processes import CONTEXT, claim_at_barrier, packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.testing.packets import make_packet, make_site, make_step

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from history_processes import CONTEXT, commit_and_tell, packet_of
+from tests.history.history_processes import CONTEXT, commit_and_tell, packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.history import publish as publish_module

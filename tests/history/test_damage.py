@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from history_processes import packet_of
+from tests.history.history_processes import packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.testing.packets import make_steps

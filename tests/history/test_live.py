@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from history_processes import CONTEXT, commit_and_tell
-from test_crash import assert_exact
+from tests.history.history_processes import CONTEXT, commit_and_tell
+from tests.history.test_crash import assert_exact
 
 from aggregator.history import open_history
 
