@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from telemetry.errors import AttachTimeoutError, MergeDeadlineError, PeerLostError, RankfoldError
 
-__all__ = ["attach_timeout", "merge_stopped", "name_ranks"]
+__all__ = ["attach_timeout", "cut_off", "merge_stopped", "name_ranks"]
 
 _SHOWN_RANKS = 16
 
@@ -48,6 +48,23 @@ def merge_stopped(
     cls = MergeDeadlineError if any(isinstance(error, MergeDeadlineError) for error in found) else PeerLostError
     what = "the close" if step is None else f"step {step}"
     return cls(f"{name_ranks(missing)} missing at {what}", step=step, failures=missing, remedy=_REMEDIES[cls])
+
+
+def cut_off(cls: type[RankfoldError], parent: int, reason: str, last_step: int | None) -> RankfoldError:
+    """Return the error of a rank that has lost its way to rank zero.
+
+    Args:
+        cls: ``MergeDeadlineError`` or ``PeerLostError``.
+        parent: the rank above, and all that this rank can see.
+        reason: what became of it.
+        last_step: the newest step that this rank knows to be in the record.
+    """
+    known = "no step" if last_step is None else f"step {last_step}"
+    return cls(
+        f"the way to rank zero is gone: rank {parent} {reason}; {known} is the last known to be recorded",
+        failures={parent: reason},
+        remedy=_REMEDIES[cls],
+    )
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -7,16 +7,16 @@ hangs, so a rank that hangs is missing from a step, and its children are not.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
-from aggregator.collective.absence import merge_stopped
+from aggregator.collective.absence import cut_off
 from aggregator.collective.account import Account, report_from_wire, report_to_wire
 from aggregator.collective.frames import Frame, FrameKind
 from aggregator.collective.inbox import Broken, CloseRequested, Event, Inbox, Received, Submitted
 from aggregator.collective.neighbours import Neighbours
 from aggregator.collective.record import Record
-from aggregator.collective.round import Absent, Brought, Closed, Contribution, merge_round
+from aggregator.collective.round import Brought, Closed, Contribution, merge_round
+from aggregator.collective.sources import Sources
 from aggregator.collective.tree import TreePosition
 from aggregator.collective.waits import Waits
 from telemetry.errors import MergeDeadlineError, PeerLostError, RankfoldError
@@ -51,9 +51,7 @@ class Coordinator:
         self.account = Account()
         self._position, self._waits = position, waits
         self._neighbours, self._inbox, self._record = neighbours, inbox, record
-        self._sources = (position.rank, *position.children)
-        self._pending: dict[int, deque[Contribution]] = {source: deque() for source in self._sources}
-        self._lost: dict[int, Absent] = {}
+        self._sources = Sources((position.rank, *position.children))
         self._closed_at: float | None = None
         self._report: CloseReport | None = None
 
@@ -88,27 +86,15 @@ class Coordinator:
 
     def _collect(self) -> dict[int, Contribution]:
         step_at: float | None = None
-        while waiting := [source for source in self._sources if self._head(source) is None]:
-            if step_at is None and any(isinstance(self._head(source), Brought) for source in self._sources):
+        while waiting := self._sources.waiting():
+            if step_at is None and self._sources.has_step():
                 step_at = time.monotonic()
-            deadline = self._earliest(None if step_at is None else step_at + self._waits.round_s)
-            event = self._inbox.take(deadline)
+            event = self._inbox.take(self._earliest(None if step_at is None else step_at + self._waits.round_s))
             if event is None:
                 self._give_up(waiting)
-                break
-            if (frame := self._take(event)) is not None:
+            elif (frame := self._take(event)) is not None:
                 self._overrule(frame)
-        return {source: self._pop(source) for source in self._sources}
-
-    def _head(self, source: int) -> Contribution | None:
-        return self._pending[source][0] if self._pending[source] else self._lost.get(source)
-
-    def _pop(self, source: int) -> Contribution:
-        if not self._pending[source]:
-            return self._lost[source]
-        # A close stays: nothing comes after it.
-        is_last = isinstance(self._pending[source][0], Closed)
-        return self._pending[source][0] if is_last else self._pending[source].popleft()
+        return self._sources.pop_round()
 
     def _earliest(self, deadline: float | None) -> float | None:
         """Bound a wait by the close, once this rank has begun to close."""
@@ -121,7 +107,7 @@ class Coordinator:
         waited = "before this rank closed" if self._closed_at else f"within {self._waits.round_s:g} s"
         for source in late:
             text = f"brought nothing {waited}"
-            self._lost[source] = Absent(text, MergeDeadlineError(text, rank=source))
+            self._sources.lose(source, text, MergeDeadlineError(text, rank=source))
 
     # What happens meanwhile.
 
@@ -129,13 +115,14 @@ class Coordinator:
         """Act on an event. Returns what the parent said, if it was that.
 
         Raises:
-            _MergingStoppedError: the parent is lost, or says stop.
+            PeerLostError: the parent is lost.
+            _MergingStoppedError: the parent says stop.
         """
         if isinstance(event, Submitted):
-            self._pending[self._position.rank].append(Brought(event.packet))
+            self._sources.add(self._position.rank, Brought(event.packet))
         elif isinstance(event, CloseRequested):
             self._closed_at = event.at
-            self._pending[self._position.rank].append(Closed())
+            self._sources.add(self._position.rank, Closed())
         elif isinstance(event, Broken):
             self._take_broken(event)
         elif event.peer != self._position.parent:
@@ -148,25 +135,21 @@ class Coordinator:
 
     def _take_broken(self, event: Broken) -> None:
         self._neighbours.forget(event.peer)
-        text = f"lost: {event.reason}"
-        error = PeerLostError(text, rank=event.peer)
+        text = f"is lost: {event.reason}"
         if event.peer == self._position.parent:
-            stopped = merge_stopped([error], {event.peer: text}, self.account.last_committed_step)
-            assert stopped is not None
-            raise _MergingStoppedError(stopped, tell=True)
-        self._lost.setdefault(event.peer, Absent(text, error))
+            raise cut_off(PeerLostError, event.peer, text, self.account.last_committed_step)
+        self._sources.lose(event.peer, text, PeerLostError(text, rank=event.peer))
 
     def _take_from_child(self, child: int, frame: Frame) -> None:
         try:
             if frame.kind is FrameKind.STEP:
-                self._pending[child].append(Brought.from_frame(frame))
+                self._sources.add(child, Brought.from_frame(frame))
             elif frame.kind is FrameKind.CLOSE:
-                self._pending[child].append(Closed.from_frame(frame))
+                self._sources.add(child, Closed.from_frame(frame))
             elif frame.kind is FrameKind.STOP:
-                error = RankfoldError.from_wire(frame.body)
-                self._lost.setdefault(child, Absent(error.message, error))
+                raise RankfoldError.from_wire(frame.body)
         except RankfoldError as error:
-            self._lost.setdefault(child, Absent(error.message, error))
+            self._sources.lose(child, error.message, error)
 
     # One step: up, and the answer down.
 
@@ -210,9 +193,7 @@ class Coordinator:
                 deadline = min(deadline, self._closed_at + self._waits.close_report_s)
             event = self._inbox.take(deadline)
             if event is None:
-                if self._position.parent is not None:
-                    self._neighbours.forget(self._position.parent)
-                raise _MergingStoppedError(self._silent_parent(what, time.monotonic() - begun), tell=True)
+                raise self._silent_parent(what, time.monotonic() - begun)
             frame = self._take(event)
             if frame is None:
                 continue
@@ -226,15 +207,17 @@ class Coordinator:
             self._pass_ack(frame)
         elif frame.kind is FrameKind.REPORT:
             self._report = self._pass_report(frame)
-            raise _MergingStoppedError(self._report.failure or self._silent_parent("wait for the close", 0), tell=False)
+            raise _MergingStoppedError(self._report.failure or self._closed_without(), tell=False)
+
+    def _closed_without(self) -> RankfoldError:
+        return MergeDeadlineError("rank zero closed the record before this rank closed", rank=self._position.rank)
 
     def _silent_parent(self, what: str, waited_s: float) -> RankfoldError:
-        text = f"did not {what} within {waited_s:.3g} s"
         parent = self._position.parent
         assert parent is not None, "the root hears nobody"
-        error = merge_stopped([MergeDeadlineError(text)], {parent: text}, self.account.last_committed_step)
-        assert error is not None
-        return error
+        self._neighbours.forget(parent)
+        reason = f"did not {what} within {waited_s:.3g} s"
+        return cut_off(MergeDeadlineError, parent, reason, self.account.last_committed_step)
 
     # The end.
 
