@@ -84,7 +84,6 @@ class CollectiveAggregator:
         def run() -> None:
             try:
                 agreed = agree(offer, position, waits, neighbours, self._inbox, record, rendezvous.missing)
-                rendezvous.finish()
             except Exception as error:
                 # First the links: the refusal must have left before it is raised and perhaps ends this process.
                 neighbours.close(waits.goodbye_s)

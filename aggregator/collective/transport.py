@@ -11,7 +11,6 @@ of the peer wakes a waiting receive at once; a receive that times out closes the
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, _get_default_store
 
-from aggregator.collective.absence import attach_timeout
+from aggregator.collective.attempt import Attempt
 from aggregator.collective.frames import HEADER_BYTES, Frame, FrameKind, parse_header
 from aggregator.collective.tree import TreePosition
 from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
@@ -33,7 +32,6 @@ from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldEr
 __all__ = ["Link", "Rendezvous"]
 
 _HEADER_TAG, _PAYLOAD_TAG, _POISON_TAG = 0, 1, 2
-_NONCE_BYTES: Final = 16
 # A reader waits as long as its link lives; Link.close ends it by closing the sockets.
 _LIFETIME: Final = timedelta(days=365)
 _BREAK_WAIT_S: Final = 1.0
@@ -151,28 +149,11 @@ class Rendezvous:
                 rank=position.rank,
                 remedy="call torch.distributed.init_process_group before telemetry.watch",
             )
-        self._arrivals = PrefixStore("rankfold/arrivals", _get_default_store())
-        self._arrivals.set(str(position.rank), repr(time.time()))
-        self._store = PrefixStore(f"rankfold/{self._attempt_name()}", _get_default_store())
+        self._attempt = Attempt(_part_of_store, position.rank, position.world_size)
+        self._attempt.agree(self._deadline, timeout_s)
+        self._store = _part_of_store(self._attempt.prefix)
         self._store.set(str(position.rank), "here")
         self._device = _host_device()
-
-    def _attempt_name(self) -> str:
-        """Return a name that this attempt alone has.
-
-        A launcher that restarts its workers may give every attempt the same store, with the keys of the dead ones in
-        it. So rank zero draws a name and broadcasts it on the default group, which belongs to this attempt alone.
-        """
-        nonce = torch.zeros(_NONCE_BYTES, dtype=torch.uint8, device=_broadcast_device())
-        if self._position.rank == 0:
-            nonce.copy_(torch.frombuffer(bytearray(secrets.token_bytes(_NONCE_BYTES)), dtype=torch.uint8))
-        try:
-            work = dist.broadcast(nonce, src=0, async_op=True)
-            assert work is not None, "the default group holds this rank"
-            work.wait(timedelta(seconds=self._remaining_s()))
-            return nonce.cpu().numpy().tobytes().hex()
-        except RuntimeError as error:
-            raise attach_timeout(self._position.rank, self.missing()) from error
 
     def connect(
         self, peers: Iterable[int], on_frame: OnFrame, on_broken: OnBroken, grace_s: float = 0.0
@@ -207,25 +188,17 @@ class Rendezvous:
         return Link(group, peer, 1 - slot, on_frame, on_broken)
 
     def missing(self) -> dict[int, str]:
-        """Return the ranks that have not come, with how long they were waited for.
-
-        Read from the signs of arrival, because a rank may have come without learning the name of the attempt. Such a
-        sign outlives a rank only if it was killed during attach; one that is too old for this attempt is ignored.
-        """
-        text = f"did not come to watch within {self._timeout_s:g} s"
-        return {rank: text for rank in range(self._position.world_size) if not self._has_arrived(rank)}
-
-    def _has_arrived(self, rank: int) -> bool:
-        key = str(rank)
-        return self._arrivals.check([key]) and time.time() - float(self._arrivals.get(key)) < 2 * self._timeout_s
-
-    def finish(self) -> None:
-        """Remove this rank's sign of arrival, so that no later attempt takes it for one of its own."""
-        if self._position.world_size > 1:
-            self._arrivals.delete_key(str(self._position.rank))
+        """Return the ranks that have not come, with how long they were waited for."""
+        return self._attempt.missing(self._timeout_s) if self._position.world_size > 1 else {}
 
     def _remaining_s(self) -> float:
         return max(0.05, self._deadline - time.monotonic())
+
+
+def _part_of_store(prefix: str) -> Any:
+    """Return the keys of the default group's store that begin with ``prefix``."""
+    store = _get_default_store()
+    return PrefixStore(prefix, store) if prefix else store
 
 
 def _options(device: Any, timeout_s: float) -> Any:
@@ -242,13 +215,6 @@ def _host_device() -> Any:
     if interface:
         return ProcessGroupGloo.create_device(interface=interface)
     return ProcessGroupGloo.create_default_device()
-
-
-def _broadcast_device() -> torch.device:
-    """Return where a tensor must lie for the default group to broadcast it."""
-    if "cpu:" in dist.get_backend_config():
-        return torch.device("cpu")
-    return torch.accelerator.current_accelerator() or torch.device("cuda")
 
 
 def _short(error: BaseException) -> str:

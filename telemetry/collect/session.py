@@ -18,7 +18,7 @@ from telemetry.collect.plan import Plan
 from telemetry.collect.registry import release_model
 from telemetry.collect.report import SessionReport
 from telemetry.collect.schedule import Schedule
-from telemetry.errors import SessionClosedError, SessionNestingError, StepOrderError
+from telemetry.errors import RankfoldError, SessionClosedError, SessionNestingError, StepOrderError
 from telemetry.packet import StepFacts
 from telemetry.presence import Presence
 from telemetry.protocol import Aggregator
@@ -81,6 +81,11 @@ class Session:
     def run_id(self) -> str:
         """Identity of the run that the session writes to."""
         return self._origin.run_id
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why the merge has stopped, or None while it runs; steps that are due after it are not recorded."""
+        return self._aggregator.failure
 
     @property
     def report(self) -> SessionReport:
