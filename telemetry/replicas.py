@@ -49,6 +49,13 @@ class ReplicaTable:
     def __len__(self) -> int:
         return len(self.sites)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ReplicaTable):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
     @staticmethod
     def empty() -> ReplicaTable:
         """Return a table without entries."""

@@ -15,7 +15,7 @@ from aggregator.history.index import ChunkEntry
 from aggregator.history.layout import chunk_name
 from telemetry.errors import HistoryDamagedError, HistoryVersionError
 
-__all__ = ["ChunkReader", "encode_chunk"]
+__all__ = ["ChunkReader", "damaged", "encode_chunk"]
 
 _CACHE_BYTES: Final = 256 * 2**20
 

@@ -45,6 +45,7 @@ STEPS: Final = pa.schema(
         pa.field("num_unknown", pa.int32(), nullable=False),
         pa.field("num_micro_batches", pa.int32(), nullable=False),
         pa.field("num_optimizer_steps", pa.int32(), nullable=False),
+        pa.field("skipped_ranks", pa.list_(pa.int32()), nullable=False),
         pa.field("grad_scale", pa.float64()),
         pa.field("mode", pa.string(), nullable=False),
         pa.field("step_s", pa.float64(), nullable=False),

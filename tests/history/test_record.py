@@ -117,7 +117,15 @@ def test_coverage_names_the_ranks_that_are_missing_and_why(tmp_path):
 
 
 def test_the_facts_of_a_step_and_its_findings_are_kept_whole(tmp_path):
-    facts = StepFacts(num_applied=3, num_skipped=1, num_micro_batches=8, grad_scale=1024.0, mode="eval", step_s=0.25)
+    facts = StepFacts(
+        num_applied=3,
+        num_skipped=1,
+        skipped_ranks=(2,),
+        num_micro_batches=8,
+        grad_scale=1024.0,
+        mode="eval",
+        step_s=0.25,
+    )
     finding = {
         "code": "replica_divergence",
         "message": "they differ",
@@ -128,7 +136,7 @@ def test_the_facts_of_a_step_and_its_findings_are_kept_whole(tmp_path):
     packet = make_packet(4, {}, facts=facts, findings=[finding])
     history = record(tmp_path / "run", [packet])
     row = history.steps().to_pylist()[0]
-    assert {name: row[name] for name in vars(facts)} == vars(facts)
+    assert StepFacts.from_wire({name: row[name] for name in vars(facts)}) == facts
     found = history.findings().to_pylist()[0]
     assert (found["step"], found["code"], found["rank"], found["site"]) == (4, "replica_divergence", 3, "w")
     assert '"deltas":[1.5,null]' in found["details"]
