@@ -25,6 +25,8 @@ __all__ = ["RankDied", "RanksError", "run_ranks"]
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(
     [
+        # What torch would otherwise import at the first optimizer, in every rank.
+        "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "pytest",
