@@ -7,6 +7,7 @@ from telemetry.summary.histogram import DEFAULT_DESCRIPTOR, Histogram, Histogram
 from telemetry.summary.merge import identity, merge_packed
 from telemetry.summary.quantization import TARGETS, QuantizationLoss
 from telemetry.summary.record import TensorSummary
+from telemetry.summary.running import RunningHistogram, RunningStats
 from telemetry.summary.summarize import summarize
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "HistogramDescriptor",
     "Quantile",
     "QuantizationLoss",
+    "RunningHistogram",
+    "RunningStats",
     "TensorSummary",
     "available_backends",
     "backend_name",
