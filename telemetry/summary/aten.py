@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from telemetry.summary import fields as f
-from telemetry.summary.dtypes import dtype_code
+from telemetry.summary.dtypes import REDUCTION_DTYPE, dtype_code
 from telemetry.summary.histogram import HistogramDescriptor
 from telemetry.summary.merge import merge_floats
 from telemetry.summary.quantization import QUANTIZATION_WORDS, SUM_SQ_ERROR, TargetFormat
 
-__all__ = ["accumulate_row", "add_quantization_", "count_bins_", "reduce_row"]
+__all__ = ["REDUCTION_DTYPE", "accumulate_row", "add_quantization_", "count_bins_", "reduce_row"]
 
 # Elements in a block: small enough that scratch stays in a CPU's cache, large enough to keep an accelerator busy.
 _BLOCK_ELEMENTS: Final = {"cpu": 1 << 16}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from telemetry.errors import ConfigurationError
 from telemetry.summary import aten
-from telemetry.summary.dtypes import dtype_code
+from telemetry.summary.dtypes import ITEM_SIZES, dtype_code
 from telemetry.summary.fields import ROW_WORDS
 from telemetry.summary.histogram import HistogramDescriptor
 from telemetry.summary.quantization import TargetFormat
@@ -69,9 +69,13 @@ def using_backend(name: str) -> Iterator[None]:
 
 def _has_plain_memory(tensor: Tensor) -> bool:
     """Whether the elements lie at the tensor's address: not for subclasses with their own dispatch, nor sparse."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
         return False
     return type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _lies_dense(tensor: Tensor, address: int, code: int) -> bool:
+    return tensor.is_contiguous() and not address % ITEM_SIZES[code] and not tensor.is_neg()
 
 
 def _dense(tensor: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -123,25 +127,26 @@ def reduce_into(
     if build is None or not _has_plain_memory(tensor) or (mask is not None and mask.dtype is not torch.bool):
         _reduce_with_aten(tensor, row, mask, counts, descriptor, quantization, target, accumulate)
         return
-    tensor, mask = _dense(tensor, mask)
+    address = tensor.data_ptr()
+    if mask is not None or not _lies_dense(tensor, address, code):
+        tensor, mask = _dense(tensor, mask)
+        address = tensor.data_ptr()
     _kernel.reduce(
         build,
         code,
-        tensor.data_ptr(),
+        address,
         tensor.numel(),
         0 if mask is None else mask.data_ptr(),
         row.data_ptr(),
         accumulate,
         0 if counts is None else counts.data_ptr(),
-        *_grid(descriptor),
+        *(_NO_GRID if descriptor is None else _grid(descriptor)),
         0 if quantization is None else quantization.data_ptr(),
         *(_NO_TARGET if target is None else (target.mantissa_bits, target.min_exponent, target.max_finite)),
     )
 
 
-def _grid(descriptor: HistogramDescriptor | None) -> tuple[int, int, int]:
-    if descriptor is None:
-        return _NO_GRID
+def _grid(descriptor: HistogramDescriptor) -> tuple[int, int, int]:
     return descriptor.bins_per_octave, descriptor.lo_exp, descriptor.hi_exp
 
 
@@ -198,15 +203,21 @@ def reduce_many_into(
             wanted = counts[i] if counts is not None and i >= 0 else None
             reduce_into(tensor, row, counts=wanted, descriptor=descriptor, accumulate=accumulate)
         return
-    dense = [_dense(tensor, None)[0] for tensor in tensors]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    # Copies of what had gaps; they must live until the kernel is done.
+    copies = []
+    for i, (tensor, code) in enumerate(zip(tensors, codes, strict=True)):
+        if not _lies_dense(tensor, addresses[i], code):
+            copies.append(_dense(tensor, None)[0])
+            addresses[i] = copies[-1].data_ptr()
     _kernel.reduce_many(
         build,
         rows.data_ptr(),
         accumulate,
         0 if counts is None else counts.data_ptr(),
-        *_grid(descriptor),
+        *(_NO_GRID if descriptor is None else _grid(descriptor)),
         codes,
-        [tensor.data_ptr() for tensor in dense],
-        [tensor.numel() for tensor in dense],
+        addresses,
+        [tensor.numel() for tensor in tensors],
         index,
     )

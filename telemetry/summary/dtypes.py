@@ -9,7 +9,7 @@ import torch
 
 from telemetry.errors import DtypeUnsupportedError
 
-__all__ = ["DTYPE_CODES", "REDUCTION_DTYPE", "dtype_code"]
+__all__ = ["DTYPE_CODES", "ITEM_SIZES", "REDUCTION_DTYPE", "dtype_code"]
 
 REDUCTION_DTYPE: Final = "float64"
 
@@ -22,6 +22,9 @@ _NAMES: Final = (
 DTYPE_CODES: Final = MappingProxyType(
     {getattr(torch, name): code for code, name in enumerate(_NAMES) if hasattr(torch, name)}
 )
+
+# By code; a tensor at an address that its item size does not divide cannot be read in place.
+ITEM_SIZES: Final = (8, 4, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4, 8, 8)
 
 
 def dtype_code(dtype: torch.dtype) -> int:

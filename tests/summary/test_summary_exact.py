@@ -26,9 +26,11 @@ from telemetry.summary.reference import reference_counts, reference_row
 
 @pytest.mark.parametrize("grid", [*GRIDS, WIDEST_GRID], ids=lambda grid: f"b{grid.bins_per_octave}{grid.lo_exp}")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *FLOAT8], ids=str)
-def test_every_bit_pattern_of_a_narrow_float_is_counted_where_the_oracle_counts_it(backend, dtype, grid):
+def test_every_bit_pattern_of_a_narrow_float_is_counted_where_the_oracle_counts_it(dtype, grid):
     tensor = every_pattern(dtype)
-    assert_counts_equal(summarize(tensor, histogram=grid), elements(tensor))
+    for name in available_backends():
+        with using_backend(name):
+            assert_counts_equal(summarize(tensor, histogram=grid), elements(tensor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *FLOAT8], ids=str)
@@ -177,7 +179,7 @@ def test_views_that_torch_treats_apart_are_reduced_like_any_other(backend):
         "channels last": base[None].contiguous(memory_format=torch.channels_last),
         "every second": base[..., ::2],
         "negative bit": torch.view_as_complex(base.reshape(12, 2)).conj().imag,
-        "misaligned": torch.frombuffer(bytearray(range(41)), dtype=torch.uint8)[1:].view(torch.uint8),
+        "misaligned": torch.frombuffer(bytearray(range(41)), dtype=torch.float32, offset=1),
     }
     with torch.inference_mode():
         cases["inference"] = base.clone() * 2

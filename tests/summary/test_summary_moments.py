@@ -34,6 +34,8 @@ HARD = {
     "heavy tails": (noise() ** 7).to(torch.float32),
     "one outlier": torch.cat((noise(torch.float32), torch.tensor([1e20]))),
     "two levels, far apart and in order": torch.cat((noise() + 1e6, noise() - 1e6)).to(torch.float32),
+    "a first block far from all others": torch.cat((1e6 + noise()[:1024], noise())).to(torch.float32),
+    "a first element far from all others": torch.cat((torch.tensor([1e6, *[torch.nan] * 1023]), noise(torch.float32))),
     "half types": noise(torch.bfloat16),
     "near the float32 maximum": torch.tensor([3.4e38, -3.4e38, 3.3e38] * 999),
     "float32 subnormals": torch.arange(1, 5000, dtype=torch.int32).view(torch.float32),
