@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from summary_oracle import FLOATS, GRIDS, INTEGERS, assert_counts_equal, elements
 
 import telemetry.summary
 from telemetry.errors import ConfigurationError, DtypeUnsupportedError
@@ -26,6 +25,7 @@ from telemetry.summary.backend import reduce_into, reduce_many_into
 from telemetry.summary.dtypes import DTYPE_CODES, ITEM_SIZES
 from telemetry.summary.fields import NUM_INTS, ROW_WORDS
 from telemetry.summary.quantization import QUANTIZATION_WORDS, target_format
+from tests.summary.summary_oracle import FLOATS, GRIDS, INTEGERS, assert_counts_equal, elements
 
 BUILDS = [name for name in available_backends() if name != "aten"]
 needs_kernel = pytest.mark.skipif(not BUILDS, reason="the C kernel was not built here")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from summary_oracle import FLOATS, GRIDS, INTEGERS, assert_counts_equal, assert_floats_close, elements
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from telemetry.errors import DtypeUnsupportedError, MaskShapeError
@@ -17,6 +16,7 @@ from telemetry.summary import available_backends, summarize, using_backend
 from telemetry.summary.backend import reduce_into
 from telemetry.summary.fields import ROW_WORDS
 from telemetry.summary.quantization import QUANTIZATION_WORDS, target_format
+from tests.summary.summary_oracle import FLOATS, GRIDS, INTEGERS, assert_counts_equal, assert_floats_close, elements
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)

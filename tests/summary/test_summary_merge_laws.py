@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from summary_oracle import FLOATS, INTEGERS, assert_floats_close, elements
 
 from telemetry.errors import SketchDescriptorMismatchError
 from telemetry.summary import HistogramDescriptor, TensorSummary, available_backends, summarize, using_backend
 from telemetry.summary.merge import merge_packed
+from tests.summary.summary_oracle import FLOATS, INTEGERS, assert_floats_close, elements
 
 finite = st.floats(-1e6, 1e6, width=32)
 lists = st.lists(st.one_of(finite, st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan])), max_size=40)

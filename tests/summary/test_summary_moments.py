@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from summary_oracle import assert_floats_close, elements
 
 from telemetry.summary import summarize
+from tests.summary.summary_oracle import assert_floats_close, elements
 
 SIZE = 50_000
 

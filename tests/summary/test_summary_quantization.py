@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from summary_oracle import elements, every_pattern
 
 from telemetry.errors import ConfigurationError, DtypeUnsupportedError
 from telemetry.summary import TARGETS, summarize
 from telemetry.summary.quantization import QuantizationLoss
 from telemetry.summary.reference import _magnitudes, reference_quantization
+from tests.summary.summary_oracle import elements, every_pattern
 
 
 def assert_loss_equal(lost: QuantizationLoss, values: np.ndarray) -> None:

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from summary_oracle import assert_counts_equal, assert_floats_close, elements
 
 from telemetry.errors import SketchDescriptorMismatchError
 from telemetry.summary import (
@@ -18,6 +17,7 @@ from telemetry.summary import (
     TensorSummary,
     summarize,
 )
+from tests.summary.summary_oracle import assert_counts_equal, assert_floats_close, elements
 
 
 def batches() -> list[torch.Tensor]:
