@@ -124,7 +124,9 @@ def reduce_into(
     """
     code = dtype_code(tensor.dtype)
     build = _build.get()
-    if build is None or not _has_plain_memory(tensor) or (mask is not None and mask.dtype is not torch.bool):
+    has_boolean_mask = mask is None or (mask.is_cpu and mask.dtype is torch.bool)
+    # Buffers on another device go to ATen, whose error names both devices.
+    if build is None or not _has_plain_memory(tensor) or not row.is_cpu or not has_boolean_mask:
         _reduce_with_aten(tensor, row, mask, counts, descriptor, quantization, target, accumulate)
         return
     address = tensor.data_ptr()
@@ -198,7 +200,7 @@ def reduce_many_into(
     index = list(range(len(tensors)) if counts_index is None else counts_index)
     assert rows.shape == (len(tensors), ROW_WORDS)
     build = _build.get()
-    if build is None or not all(map(_has_plain_memory, tensors)):
+    if build is None or not rows.is_cpu or not all(map(_has_plain_memory, tensors)):
         for tensor, row, i in zip(tensors, rows.unbind(), index, strict=True):
             wanted = counts[i] if counts is not None and i >= 0 else None
             reduce_into(tensor, row, counts=wanted, descriptor=descriptor, accumulate=accumulate)

@@ -215,6 +215,14 @@ def test_the_backend_has_a_name_for_the_plan_and_a_choice_is_undone():
         pass
 
 
+def test_buffers_on_another_device_raise_and_are_not_written_through(backend):
+    row, away = torch.empty(ROW_WORDS, dtype=torch.int64), torch.empty(ROW_WORDS, dtype=torch.int64, device="meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        reduce_into(torch.ones(3), row, mask=torch.ones(3, dtype=torch.bool, device="meta"))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        reduce_into(torch.ones(3), away, accumulate=True)
+
+
 @needs_kernel
 def test_the_kernel_refuses_arguments_that_make_no_sense():
     from telemetry.summary import _kernel
