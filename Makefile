@@ -26,7 +26,7 @@ setup: $(VENV)/.ready
 
 # uv does the installing because it is several times faster than pip; it is told of pip's own find-links, so
 # that a wheel which the machine's owner laid out for pip is taken here too.
-$(VENV)/.ready: pyproject.toml constraints.txt $(wildcard setup.py)
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard telemetry/summary/kernel/*)
 	$(PYTHON) -c 'import sys; sys.exit("Rankfold needs Python 3.10 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

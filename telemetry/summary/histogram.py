@@ -16,18 +16,19 @@ Overflow means |x| ≥ 2^hi_exp, underflow 0 < |x| < 2^lo_exp.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from telemetry.errors import SketchDescriptorError, SketchDescriptorMismatchError
+from telemetry.errors import ConfigurationError, SketchDescriptorError, SketchDescriptorMismatchError
 
-__all__ = ["DEFAULT_DESCRIPTOR", "Histogram", "HistogramDescriptor"]
+__all__ = ["DEFAULT_DESCRIPTOR", "Histogram", "HistogramDescriptor", "Quantile"]
 
 NUM_SPECIAL_BINS: Final = 8
 _ENCODING: Final = "ascending.v1"
+_FLOAT64_MANTISSA_BITS: Final = 52
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,29 @@ class HistogramDescriptor:
         return tuple(thresholds)
 
     def edges(self) -> NDArray[np.float64]:
-        """Return the edges of the positive bins, ascending, ``[bins_per_side + 1]`` float64."""
-        steps = np.arange(self.bins_per_side + 1, dtype=np.int64)
-        octave, part = np.divmod(steps, self.bins_per_octave)
-        return np.ldexp(np.exp2(part / self.bins_per_octave), (octave + self.lo_exp).astype(np.int32))
+        """Return the edges of the positive bins, ascending, ``[bins_per_side + 1]`` float64.
+
+        Each is the smallest float64 on or above the exact edge, so that value x is in bin k iff
+        ``edges[k] <= x < edges[k + 1]``, without exception.
+        """
+        octave, part = np.divmod(np.arange(self.bins_per_side + 1, dtype=np.int64), self.bins_per_octave)
+        mantissa = np.array([0, *self.mantissa_thresholds(_FLOAT64_MANTISSA_BITS)], dtype=np.int64)
+        significand = 1.0 + np.ldexp(mantissa.astype(np.float64), -_FLOAT64_MANTISSA_BITS)
+        return np.ldexp(significand[part], (octave + self.lo_exp).astype(np.int32))
+
+    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the smallest and the largest value that each count may stand for, both ``[num_counts]`` float64.
+
+        For the bins of positive values the upper bound is not reached, for those of negative ones the lower.
+        """
+        edges = self.edges()
+        lower = np.concatenate(([0.0, 0.0], edges, [np.inf]))
+        upper = np.concatenate(([0.0], edges, [np.inf, np.inf]))
+        nan = [np.nan]
+        return (
+            np.concatenate((-upper[:0:-1], lower, nan)),
+            np.concatenate((-lower[:0:-1], upper, nan)),
+        )
 
     def to_wire(self) -> dict[str, Any]:
         """Return the descriptor as a JSON-serialisable dictionary."""
@@ -115,6 +135,20 @@ class HistogramDescriptor:
 
 
 DEFAULT_DESCRIPTOR: Final = HistogramDescriptor()
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """An order statistic as far as a histogram knows it: the exact one lies in ``[lower, upper]``.
+
+    Attributes:
+        value: the estimate. Inside the window it is off by a factor of at most ``2 ** (0.5 / bins_per_octave)``.
+        lower, upper: bounds of the exact value; equal for zero and ±inf, infinite on one side for overflow.
+    """
+
+    value: float
+    lower: float
+    upper: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +191,64 @@ class Histogram:
             )
         return Histogram(self.descriptor, self.counts + other.counts)
 
+    def coarsen(self, bins_per_octave: int) -> Histogram:
+        """Return the same counts on a grid of fewer bins to the octave; exact, as its edges are edges here too.
+
+        Raises:
+            SketchDescriptorError: ``bins_per_octave`` is not 1, 2, 4 or 8, or more than there are.
+        """
+        descriptor = replace(self.descriptor, bins_per_octave=bins_per_octave)
+        if bins_per_octave > self.descriptor.bins_per_octave:
+            raise SketchDescriptorError(
+                f"{self.descriptor.bins_per_octave} bins to an octave cannot become {bins_per_octave}",
+                remedy="coarsen to as many or fewer; what one bin holds cannot be taken apart",
+            )
+        side, zero = self.descriptor.bins_per_side, self.descriptor.zero_index
+        group = self.descriptor.bins_per_octave // bins_per_octave
+        negative, positive = self.counts[2 : side + 2], self.counts[zero + 2 : zero + 2 + side]
+        parts = (
+            self.counts[:2],
+            negative.reshape(-1, group).sum(1),
+            self.counts[side + 2 : zero + 2],
+            positive.reshape(-1, group).sum(1),
+            self.counts[zero + 2 + side :],
+        )
+        return Histogram(descriptor, np.concatenate(parts))
+
+    def quantile(self, q: float) -> Quantile:
+        """Return the q-quantile of all values but NaN: the smallest one that a share of at least q does not exceed.
+
+        Args:
+            q: from 0 (the smallest value) to 1 (the largest).
+
+        Returns:
+            The estimate with its bounds; NaN for all three where there is no value.
+
+        Raises:
+            ConfigurationError: q lies outside of [0, 1].
+        """
+        if not 0 <= q <= 1:
+            raise ConfigurationError(f"the quantile {q} lies outside of [0, 1]", remedy="a median is q=0.5")
+        cumulative = np.cumsum(self.counts[:-1])
+        if cumulative[-1] == 0:
+            return Quantile(math.nan, math.nan, math.nan)
+        rank = max(1, math.ceil(q * int(cumulative[-1])))
+        index = int(np.searchsorted(cumulative, rank))
+        lower, upper = (float(bound[index]) for bound in self.descriptor.bounds())
+        return Quantile(_between(lower, upper), lower, upper)
+
     @property
     def total(self) -> int:
         """Number of values counted, non-finite ones included."""
         return int(self.counts.sum())
+
+
+def _between(lower: float, upper: float) -> float:
+    """Return the value whose ratio to both bounds is alike; the finite bound of an overflow, half an underflow."""
+    if lower == upper:
+        return lower
+    if math.isinf(lower) or math.isinf(upper):
+        return lower if math.isinf(upper) else upper
+    if lower == 0 or upper == 0:
+        return (lower + upper) / 2
+    return math.copysign(math.sqrt(lower / upper) * abs(upper), upper)

@@ -88,8 +88,10 @@ def merge_floats(xp: Any, finite_a: Any, a: Any, finite_b: Any, b: Any) -> Any:
         a[..., f.SUM_SQ] + b[..., f.SUM_SQ],
         a[..., f.SUM_ABS] + b[..., f.SUM_ABS],
         sums / divisor,
-        m2,
-        m3,
-        m4,
+        *(
+            # The identity stays one where a sum has overflowed: zero times infinity is not a number.
+            xp.where(nb > 0, xp.where(na > 0, merged, theirs), ours)
+            for ours, theirs, merged in ((m2a, m2b, m2), (m3a, m3b, m3), (m4a, m4b, m4))
+        ),
     )
     return xp.stack(columns, -1)

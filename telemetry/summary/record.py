@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telemetry.errors import SketchDescriptorMismatchError
+from telemetry.errors import ConfigurationError, SketchDescriptorMismatchError
 from telemetry.summary.derive import SUMMARY_FIELDS, derive
 from telemetry.summary.fields import INT_FIELDS
 from telemetry.summary.histogram import Histogram
 from telemetry.summary.merge import identity, merge_packed
+from telemetry.summary.quantization import QuantizationLoss
 
 __all__ = ["TensorSummary"]
 
@@ -27,6 +28,7 @@ class TensorSummary:
     Attributes:
         histogram: the log2 histogram of the same elements, or None if none was asked for.
         reduction_dtype: the dtype that the floats were accumulated in.
+        quantization: what a cast of the same elements to a target format would lose, or None if none was named.
 
     Example:
         >>> import torch
@@ -36,7 +38,7 @@ class TensorSummary:
         (4, 3, 2.0)
     """
 
-    __slots__ = ("_floats", "_ints", "histogram", "reduction_dtype")
+    __slots__ = ("_floats", "_ints", "histogram", "quantization", "reduction_dtype")
 
     total: int
     finite: int
@@ -72,12 +74,14 @@ class TensorSummary:
         floats: NDArray[np.float64],
         histogram: Histogram | None = None,
         reduction_dtype: str = "float64",
+        quantization: QuantizationLoss | None = None,
     ) -> None:
         """Wrap one packed row: ints int64 ``[8]``, floats float64 ``[10]`` (see ``telemetry.summary.fields``)."""
         self._ints = ints
         self._floats = floats
         self.histogram = histogram
         self.reduction_dtype = reduction_dtype
+        self.quantization = quantization
 
     @staticmethod
     def empty() -> TensorSummary:
@@ -96,9 +100,11 @@ class TensorSummary:
 
         Raises:
             SketchDescriptorMismatchError: only one has a histogram, or the grids differ.
+            ConfigurationError: only one has a quantization loss, or the target formats differ.
         """
         ints, floats = merge_packed((self._ints, self._floats), (other._ints, other._floats))
-        return TensorSummary(ints, floats, self._merged_histogram(other), self.reduction_dtype)
+        histogram, quantization = self._merged_histogram(other), self._merged_quantization(other)
+        return TensorSummary(ints, floats, histogram, self.reduction_dtype, quantization)
 
     def _merged_histogram(self, other: TensorSummary) -> Histogram | None:
         if self.histogram is not None and other.histogram is not None:
@@ -109,6 +115,17 @@ class TensorSummary:
         raise SketchDescriptorMismatchError(
             "one summary has a histogram and the other has none",
             remedy="summarize both with the same histogram argument",
+        )
+
+    def _merged_quantization(self, other: TensorSummary) -> QuantizationLoss | None:
+        if self.quantization is not None and other.quantization is not None:
+            return self.quantization.merge(other.quantization)
+        present, absent = (self, other) if self.quantization is not None else (other, self)
+        if present.quantization is None or absent.calls == 0:
+            return present.quantization
+        raise ConfigurationError(
+            "one summary has a quantization loss and the other has none",
+            remedy="summarize both with the same target argument",
         )
 
     def to_dict(self) -> dict[str, int | float]:
@@ -122,6 +139,7 @@ class TensorSummary:
             bool(np.array_equal(self._ints, other._ints))
             and bool(np.array_equal(self._floats, other._floats, equal_nan=True))
             and self.histogram == other.histogram
+            and self.quantization == other.quantization
         )
 
     __hash__ = None  # type: ignore[assignment]
