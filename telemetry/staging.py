@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from telemetry.fingerprint import combine_, fingerprint
-from telemetry.summary.aten import count_bins_, reduce_row
-from telemetry.summary.fields import FINITE, NUM_INTS, ROW_WORDS
+from telemetry.summary.backend import reduce_into
+from telemetry.summary.fields import NUM_INTS, ROW_WORDS
 from telemetry.summary.histogram import HistogramDescriptor
-from telemetry.summary.merge import merge_floats
 
 __all__ = ["StagedRows", "StagingBuffer"]
 
@@ -55,7 +54,6 @@ class StagingBuffer:
         self._rows = torch.zeros(_INITIAL_SLOTS, ROW_WORDS + 1, dtype=torch.int64, device=device)
         # Histograms take their own, lazily filled slots: most steps have none.
         self._counts = torch.zeros(0, descriptor.num_counts, dtype=torch.int64, device=device)
-        self._scratch = torch.empty(ROW_WORDS, dtype=torch.int64, device=device)
         self._num_slots = 0
         self._filled: set[int] = set()
         self._hist_filled: set[int] = set()
@@ -71,28 +69,29 @@ class StagingBuffer:
     def observe(self, slot: int, tensor: Tensor, *, histogram: bool, take_fingerprint: bool = False) -> None:
         """Reduce ``tensor`` (on this device) into ``slot``, folding with earlier observations of the step."""
         is_first = slot not in self._filled
-        row = self._rows[slot]
-        if is_first:
-            reduce_row(tensor, row[:ROW_WORDS])
-            self._filled.add(slot)
-        else:
-            reduce_row(tensor, self._scratch)
-            _fold_(row[:ROW_WORDS], self._scratch)
+        self._filled.add(slot)
+        reduce_into(
+            tensor,
+            self._rows[slot, :ROW_WORDS],
+            counts=self._counts_of(slot) if histogram else None,
+            descriptor=self._descriptor if histogram else None,
+            accumulate=not is_first,
+        )
         if take_fingerprint:
+            kept = self._rows[slot, ROW_WORDS]
             if is_first:
-                row[ROW_WORDS].zero_()
-            combine_(row[ROW_WORDS], fingerprint(tensor))
-        if histogram:
-            self._count(slot, tensor)
+                kept.zero_()
+            combine_(kept, fingerprint(tensor))
 
-    def _count(self, slot: int, tensor: Tensor) -> None:
+    def _counts_of(self, slot: int) -> Tensor:
         if slot >= len(self._counts):
             more = self._counts.new_zeros(len(self._rows) - len(self._counts), self._descriptor.num_counts)
             self._counts = torch.cat((self._counts, more))
+        counts = self._counts[slot]
         if slot not in self._hist_filled:
-            self._counts[slot].zero_()
+            counts.zero_()
             self._hist_filled.add(slot)
-        count_bins_(tensor, self._counts[slot], self._descriptor)
+        return counts
 
     def drain(self) -> StagedRows:
         """Bring the step's rows to the host and empty the buffer; on an accelerator this waits for the device."""
@@ -116,9 +115,3 @@ def _to_host(buffer: Tensor, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     # The slots in use are copied as one block and picked apart here, so no index has to travel to the device.
     host: NDArray[np.int64] = buffer[: int(slots[-1]) + 1].cpu().numpy()
     return host[slots]
-
-
-def _fold_(into: Tensor, other: Tensor) -> None:
-    floats, more = into.view(torch.float64)[NUM_INTS:], other.view(torch.float64)[NUM_INTS:]
-    floats.copy_(merge_floats(torch, into[FINITE], floats, other[FINITE], more))
-    into[:NUM_INTS] += other[:NUM_INTS]

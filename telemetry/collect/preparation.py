@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -24,14 +25,13 @@ from telemetry.dtensor import layout_of
 from telemetry.errors import ConfigurationError, NothingSelectedError, RankfoldError
 from telemetry.layout import ParallelLayout
 from telemetry.sites import KIND_OF_SIGNAL
+from telemetry.summary.backend import backend_name
 from telemetry.summary.histogram import HistogramDescriptor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["BACKEND", "Preparation", "Request", "try_prepare"]
-
-BACKEND: Final = "aten"
+__all__ = ["Preparation", "Request", "try_prepare"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Preparation:
     parameters: ParameterObserver
     clock: SelfTime
     optimizers: tuple[Optimizer, ...]
+    backend: str
 
     def plan(self, request: Request, origin: Origin, destination: str) -> Plan:
         """Return the plan of the session, once the run is known."""
@@ -83,7 +84,7 @@ class Preparation:
             layout=self.layout,
             signals=tuple(self._planned(signal, every) for signal, every in self.schedule.every.items()),
             hist_every=request.hist_every,
-            backend=BACKEND,
+            backend=self.backend,
             selection=str(self.selection),
         )
 
@@ -131,12 +132,19 @@ def _prepare(request: Request) -> Preparation:
         ),
         clock=clock,
         optimizers=_optimizers(request.optimizers),
+        backend=_backends(request.chunks),
     )
     if stage is None:
         # With stages, a rank may well have no site of a selection that other ranks have.
         _require_matches(prepared, names)
     claim_model(request.chunks, request.name)
     return prepared
+
+
+def _backends(chunks: Sequence[nn.Module]) -> str:
+    """Return what reduces the tensors of the devices that the model is on."""
+    devices = {parameter.device for chunk in chunks for parameter in chunk.parameters()} or {torch.device("cpu")}
+    return ", ".join(sorted({backend_name(device) for device in devices}))
 
 
 def _layout(request: Request) -> ParallelLayout:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from telemetry.collect.names import ModelNames, unwrapped
-from telemetry.collect.preparation import BACKEND, Preparation, Request
+from telemetry.collect.preparation import Preparation, Request
 from telemetry.summary.aten import REDUCTION_DTYPE
 from telemetry.version import VERSION
 
@@ -41,7 +41,7 @@ def run_record(request: Request, prepared: Preparation) -> dict[str, Any]:
         "selection": str(prepared.selection),
         "full_updates": request.full_updates,
         "reduction_dtype": REDUCTION_DTYPE,
-        "backend": BACKEND,
+        "backend": prepared.backend,
         "gradient_convention": "gradients and activation gradients are those of each rank's own loss, as the loop "
         "scaled it; parameter gradients are read after the reduction over replicas",
     }
