@@ -24,7 +24,8 @@ FRONT_DOORS = {
     """,
     telemetry.summary: """
         DEFAULT_DESCRIPTOR DERIVED_FIELDS FLOAT_FIELDS Histogram HistogramDescriptor INT_FIELDS SUMMARY_FIELDS
-        TensorSummary derive identity merge_packed summarize
+        Quantile QuantizationLoss RunningHistogram RunningStats TARGETS TensorSummary available_backends backend_name
+        derive identity merge_packed summarize using_backend
     """,
     aggregator: "open_history",
     aggregator.sinks: """
