@@ -180,9 +180,15 @@ def merge_facts(a: StepFacts, b: StepFacts, *, a_first: bool) -> StepFacts:
         num_micro_batches=max(a.num_micro_batches, b.num_micro_batches),
         num_optimizer_steps=max(a.num_optimizer_steps, b.num_optimizer_steps),
         grad_scale=first.grad_scale,
-        mode=a.mode if a.mode == b.mode else "mixed",
+        grad_scale_state=_same_or_mixed(a.grad_scale_state, b.grad_scale_state),
+        provenance=_same_or_mixed(a.provenance, b.provenance),
+        mode=_same_or_mixed(a.mode, b.mode),
         wall_time_s=first.wall_time_s,
         step_s=max(a.step_s, b.step_s),
         self_s=max(a.self_s, b.self_s),
         skipped_ranks=tuple(sorted((*a.skipped_ranks, *b.skipped_ranks)))[:MAX_NAMED_RANKS],
     )
+
+
+def _same_or_mixed(a: str, b: str) -> str:
+    return a if a == b else "mixed"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "ParallelLayout"]
 
-WEIGHT_KINDS: Final = frozenset({"parameter", "gradient", "update"})
+WEIGHT_KINDS: Final = frozenset({"parameter", "gradient", "gradient_pre_clip", "gradient_stored", "update"})
 
 
 @dataclass(frozen=True)

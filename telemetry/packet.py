@@ -56,6 +56,10 @@ class StepFacts:
         num_micro_batches: forward passes of the model in the step, the most of any rank.
         num_optimizer_steps: calls of an optimizer's step in the step, the most of any rank.
         grad_scale: loss scale of the backward, None without a scaler.
+        grad_scale_state: how gradient rows relate to it: "no_scaler", "observed" (read unscaled), "derived" (read
+            scaled and divided), "unknown" (as measured), or "mixed" over optimizers or ranks.
+        provenance: "explicit" where the caller opened the step's scope, "implicit" where it was told apart by a
+            callable, "mixed" over ranks.
         mode: "train", "eval" or "mixed".
         wall_time_s: Unix time at the end of the step on the lowest rank.
         step_s: duration of the step scope in seconds, the longest of any rank.
@@ -68,6 +72,8 @@ class StepFacts:
     num_micro_batches: int = 0
     num_optimizer_steps: int = 0
     grad_scale: float | None = None
+    grad_scale_state: str = "no_scaler"
+    provenance: str = "explicit"
     mode: str = "train"
     wall_time_s: float = 0.0
     step_s: float = 0.0

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from telemetry.fingerprint import combine_, fingerprint
+from telemetry.summary.aten import accumulate_row
 from telemetry.summary.backend import reduce_into
-from telemetry.summary.fields import NUM_INTS, ROW_WORDS
+from telemetry.summary.fields import FINITE, NUM_INTS, ROW_WORDS, TOTAL, ZERO
 from telemetry.summary.histogram import HistogramDescriptor
 
 __all__ = ["StagedRows", "StagingBuffer"]
@@ -82,6 +83,19 @@ class StagingBuffer:
             if is_first:
                 kept.zero_()
             combine_(kept, fingerprint(tensor))
+
+    def observe_sparse(self, slot: int, values: Tensor, num_elements: int, *, histogram: bool) -> None:
+        """Reduce a sparse tensor by its stored ``values``; the other of its ``num_elements`` elements are zero."""
+        self.observe(slot, values, histogram=histogram)
+        num_zeros = num_elements - values.numel()
+        row = self._rows[slot, :ROW_WORDS]
+        zeros = torch.zeros_like(row)
+        # Of zeros every float of a row is 0.0, whose bits are 0 as well.
+        zeros[[TOTAL, FINITE, ZERO]] = num_zeros
+        if num_zeros > 0:
+            accumulate_row(row, zeros)
+        if histogram:
+            self._counts_of(slot)[self._descriptor.zero_index] += num_zeros
 
     def _counts_of(self, slot: int) -> Tensor:
         if slot >= len(self._counts):

@@ -47,6 +47,8 @@ STEPS: Final = pa.schema(
         pa.field("num_optimizer_steps", pa.int32(), nullable=False),
         pa.field("skipped_ranks", pa.list_(pa.int32()), nullable=False),
         pa.field("grad_scale", pa.float64()),
+        pa.field("grad_scale_state", pa.string(), nullable=False),
+        pa.field("provenance", pa.string(), nullable=False),
         pa.field("mode", pa.string(), nullable=False),
         pa.field("step_s", pa.float64(), nullable=False),
         pa.field("self_s", pa.float64(), nullable=False),

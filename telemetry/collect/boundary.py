@@ -10,14 +10,14 @@ from torch.utils.hooks import RemovableHandle
 
 __all__ = ["OptimizerBoundary"]
 
-Callback = Callable[[frozenset[int]], None]
+Callback = Callable[[Any, frozenset[int]], None]
 
 
 class OptimizerBoundary:
     """Calls back right before and right after each ``step`` of the given optimizers.
 
-    The callbacks get the ids of the parameters that the optimizer holds at that moment, so parameter groups that are
-    added during the run are included. An optimizer that is driven by a closure computes its gradients inside of the
+    ``before`` gets the optimizer and the ids of the parameters that it holds at that moment, so parameter groups that
+    are added during the run are included. An optimizer that is driven by a closure computes its gradients inside of the
     step; ``after`` is then told, because before it there were none to see.
     """
 
@@ -27,6 +27,11 @@ class OptimizerBoundary:
         self._after = after
         self._handles: list[RemovableHandle] = []
         self.num_steps = 0
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers that are watched."""
+        return self._optimizers
 
     def __len__(self) -> int:
         return len(self._optimizers)
@@ -43,7 +48,7 @@ class OptimizerBoundary:
             self._handles.pop().remove()
 
     def _on_before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
-        self._before(frozenset(id(p) for group in optimizer.param_groups for p in group["params"]))
+        self._before(optimizer, frozenset(id(p) for group in optimizer.param_groups for p in group["params"]))
 
     def _on_after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         self.num_steps += 1

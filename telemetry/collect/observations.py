@@ -92,16 +92,25 @@ class Observations:
         if why := site.refusal or unreadable(tensor):
             self.mark(site, Presence.UNSUPPORTED, why)
             return
+        if tensor.is_sparse:
+            buffer, slot = self._slot(site, tensor.device)
+            buffer.observe_sparse(slot, tensor.coalesce().values(), tensor.numel(), histogram=self._histogram)
+            self._states[site] = _State(Presence.OBSERVED, "")
+            return
         tensor = local_tensor(reduced(tensor) if is_partial(tensor) else tensor)
-        buffer = self._buffers.get(tensor.device)
-        if buffer is None:
-            buffer = self._buffers[tensor.device] = StagingBuffer(tensor.device, self._descriptor)
-        slot = site.slots.get(tensor.device)
-        if slot is None:
-            slot = site.slots[tensor.device] = buffer.new_slot()
+        buffer, slot = self._slot(site, tensor.device)
         check = site.replica_slot is not None
         buffer.observe(slot, tensor, histogram=self._histogram, take_fingerprint=check)
         self._states[site] = _State(Presence.OBSERVED, "")
+
+    def _slot(self, site: LocalSite, device: torch.device) -> tuple[StagingBuffer, int]:
+        buffer = self._buffers.get(device)
+        if buffer is None:
+            buffer = self._buffers[device] = StagingBuffer(device, self._descriptor)
+        slot = site.slots.get(device)
+        if slot is None:
+            slot = site.slots[device] = buffer.new_slot()
+        return buffer, slot
 
     def tally(self) -> dict[tuple[str, Presence], int]:
         """Count this step's rows by kind and presence."""
@@ -124,7 +133,7 @@ class Observations:
 
 def unreadable(tensor: Tensor) -> str:
     """Return why the elements of a tensor cannot be read as they lie, or ""."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"the tensor's layout is {tensor.layout}"
     if tensor.is_meta:
         return "the tensor is on the meta device and has no data"

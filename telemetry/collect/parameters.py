@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from telemetry.block import Block
-from telemetry.collect.book import SiteBook
+from telemetry.collect.book import LocalSite, SiteBook
 from telemetry.collect.names import ModelNames
 from telemetry.collect.observations import Observations, unreadable
 from telemetry.collect.select import Selection
@@ -57,18 +57,30 @@ class ParameterObserver:
     ) -> None:
         self._book = book
         self._observations = observations
-        self.parameters = [
+        self._kinds = tuple(kind for kind in ("parameter", "gradient", "update") if f"{kind}s" in signals)
+        self._full_updates = full_updates
+        self.parameters: list[ObservedParameter] = []
+        self._lazy = [
             ObservedParameter(name, tensor, aliases)
             for name, tensor, aliases, owner in names.parameters()
-            if not isinstance(tensor, nn.parameter.UninitializedParameter) and selection.takes_parameter(name, owner)
+            if selection.takes_parameter(name, owner)
         ]
-        for kind in ("parameter", "gradient", "update"):
-            if f"{kind}s" in signals:
-                for parameter in self.parameters:
-                    self._define(kind, parameter, full_updates=full_updates)
+        self._take_in_materialised()
 
-    def _define(self, kind: str, parameter: ObservedParameter, *, full_updates: bool) -> None:
-        sample_size = UPDATE_SAMPLE_SIZE if kind == "update" and not full_updates else None
+    def _take_in_materialised(self) -> None:
+        """Define the sites of parameters that have a shape by now; lazy modules get theirs with the first forward."""
+        still_lazy = []
+        for parameter in self._lazy:
+            if isinstance(parameter.tensor, nn.parameter.UninitializedParameter):
+                still_lazy.append(parameter)
+                continue
+            self.parameters.append(parameter)
+            for kind in self._kinds:
+                self._define(kind, parameter)
+        self._lazy = still_lazy
+
+    def _define(self, kind: str, parameter: ObservedParameter) -> None:
+        sample_size = UPDATE_SAMPLE_SIZE if kind == "update" and not self._full_updates else None
         site, block = self._book.define_weight(
             kind, parameter.name, parameter.tensor, aliases=parameter.aliases, sample_size=sample_size
         )
@@ -85,6 +97,7 @@ class ParameterObserver:
 
     def expect(self, kind: str, reason: str) -> None:
         """Schedule every parameter's site of a kind for the step."""
+        self._take_in_materialised()
         for parameter in self.parameters:
             why = reason if parameter.tensor.requires_grad or kind == "parameter" else "requires_grad is False"
             self._observations.expect(self._book.of(kind, parameter.name), why)
@@ -94,27 +107,49 @@ class ParameterObserver:
         for parameter in self.parameters:
             self._observations.observe(self._book.of("parameter", parameter.name), parameter.tensor)
 
-    def observe_gradients(self, among: frozenset[int] | None = None, *, only_missing: bool = False) -> None:
+    def observe_gradients(
+        self, among: frozenset[int] | None = None, *, only_missing: bool = False, divisor: float = 1.0
+    ) -> None:
         """Reduce the gradients as they are now.
 
         Args:
             among: ids of the parameters to look at, None for all.
             only_missing: pass over gradients that the step has already observed.
+            divisor: a power of two that the gradients are still scaled by.
         """
         for parameter in self.parameters:
             if among is not None and id(parameter.tensor) not in among:
                 continue
             site = self._book.of("gradient", parameter.name)
-            if only_missing and self._observations.is_observed(site):
-                continue
             gradient = parameter.tensor.grad
-            if gradient is None:
+            if gradient is None or (only_missing and self._observations.is_observed(site)):
                 continue
+            gradient = gradient if divisor == 1.0 else _divided(gradient, divisor)
+            if gradient.is_sparse:
+                self._observe_stored(parameter, gradient)
             if is_dtensor(gradient) and gradient.placements != parameter.tensor.placements:  # type: ignore[attr-defined]
                 reason = f"the gradient is placed as {gradient.placements}, not as its parameter"  # type: ignore[attr-defined]
                 self._observations.mark(site, Presence.UNSUPPORTED, reason)
             else:
                 self._observations.observe(site, gradient)
+
+    def observe_gradients_before_clipping(self) -> None:
+        """Reduce the gradients as they are now into sites of the kind ``gradient_pre_clip``."""
+        for parameter in self.parameters:
+            site = self._companion("gradient_pre_clip", parameter)
+            self._observations.expect(site, "the gradient is None")
+            if parameter.tensor.grad is not None:
+                self._observations.observe(site, parameter.tensor.grad)
+
+    def _observe_stored(self, parameter: ObservedParameter, gradient: Tensor) -> None:
+        stored = gradient.detach().coalesce().values()
+        self._observations.observe(self._companion("gradient_stored", parameter), stored)
+
+    def _companion(self, kind: str, parameter: ObservedParameter) -> LocalSite:
+        known = self._book.find(kind, parameter.name)
+        if known is None:
+            known, _ = self._book.define_weight(kind, parameter.name, parameter.tensor, aliases=parameter.aliases)
+        return known
 
     def snapshot(self, among: frozenset[int] | None = None) -> None:
         """Keep the followed elements as they are before the step, unless they are kept already."""
@@ -142,10 +177,18 @@ class ParameterObserver:
                 # Half types widen first: the difference of two bfloat16 values need not be a bfloat16.
                 self._observations.observe(site, after.to(torch.float64) - before.to(torch.float64))
 
-    def forget_snapshots(self) -> None:
-        """Drop what a step that raised has left."""
+    def forget_snapshots(self, reason: str = "") -> None:
+        """Drop the snapshots of a step that raised, or that the scaler skipped for ``reason``."""
         for parameter in self.parameters:
             parameter.before = None
+            if reason and parameter.tensor.requires_grad:
+                self._observations.mark(self._book.of("update", parameter.name), Presence.SITE_ABSENT, reason)
+
+
+def _divided(gradient: Tensor, divisor: float) -> Tensor:
+    """Return a scratch copy, in float32 or wider, in which the division by a power of two is exact."""
+    with torch.no_grad():
+        return gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)) * (1.0 / divisor)
 
 
 def _followed(parameter: ObservedParameter) -> Tensor:

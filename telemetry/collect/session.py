@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from telemetry.collect.activations import ActivationObserver
+from telemetry.collect.amp import NO_SCALER, UNKNOWN, UNSCALED, ScalerView
 from telemetry.collect.boundary import OptimizerBoundary
 from telemetry.collect.clock import SelfTime
 from telemetry.collect.observations import Observations, Origin
@@ -23,7 +24,7 @@ from telemetry.packet import StepFacts
 from telemetry.presence import Presence
 from telemetry.protocol import Aggregator
 
-__all__ = ["Session"]
+__all__ = ["Session", "StepScope"]
 
 _WEIGHT_REASONS = {
     "gradient": "the gradient is None",
@@ -70,6 +71,8 @@ class Session:
         self._boundary.install()
 
         self._due: frozenset[str] = frozenset()
+        self._scaler = ScalerView(None)
+        self._scale_states: set[str] = set()
         self._last_step: int | None = None
         self._in_step = False
         self._report: SessionReport | None = None
@@ -106,7 +109,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def step(self, step: int, *, scaler: Any = None) -> _StepScope:
+    def step(self, step: int, *, scaler: Any = None) -> StepScope:
         """Return the scope of one optimizer step; every rank opens it with the same number.
 
         What happens inside of the scope belongs to ``step``: all micro-batches, the backward passes, the optimizer. A
@@ -137,7 +140,7 @@ class Session:
                 step=step,
                 remedy="count optimizer steps upwards; to replay after a restart, attach with resume_step",
             )
-        return _StepScope(self, step, scaler)
+        return StepScope(self, step, scaler)
 
     def close(self) -> None:
         """End observation, deliver what is in flight and make the report. Safe to call again; never raises."""
@@ -163,7 +166,7 @@ class Session:
 
     # Called by the step scope and by the optimizer's hooks, on the training thread.
 
-    def _open_step(self, step: int) -> None:
+    def _open_step(self, step: int, scaler: Any) -> None:
         self._in_step = True
         self._clock.reset()
         with self._clock:
@@ -173,6 +176,7 @@ class Session:
                 self._num_unlogged += 1
                 self._due = frozenset()
             if self._due:
+                self._scaler, self._scale_states = ScalerView(scaler), set()
                 self._prepare(step, is_first=is_first)
 
     def _prepare(self, step: int, *, is_first: bool) -> None:
@@ -185,12 +189,14 @@ class Session:
         if "updates" in self._due and not len(self._boundary):
             self._parameters.snapshot()
 
-    def _before_optimizer(self, parameter_ids: frozenset[int]) -> None:
+    def _before_optimizer(self, optimizer: Any, parameter_ids: frozenset[int]) -> None:
         if not self._in_step or not self._due:
             return
         with self._clock:
+            scale = self._scaler.at_boundary(optimizer)
+            self._scale_states.add(scale.state)
             if "gradients" in self._due:
-                self._parameters.observe_gradients(parameter_ids)
+                self._parameters.observe_gradients(parameter_ids, divisor=scale.divisor)
             if "updates" in self._due:
                 self._parameters.snapshot(parameter_ids)
 
@@ -199,7 +205,12 @@ class Session:
             with self._clock:
                 self._parameters.observe_gradients(only_missing=True)
 
-    def _close_step(self, step: int, scaler: Any, duration_s: float) -> None:
+    def _before_clipping(self) -> None:
+        if self._in_step and "gradients" in self._due:
+            with self._clock:
+                self._parameters.observe_gradients_before_clipping()
+
+    def _close_step(self, step: int, duration_s: float) -> None:
         self._in_step = False
         self._last_step = step
         self._num_steps += 1
@@ -207,20 +218,23 @@ class Session:
             return
         with self._clock:
             self._activations.remove()
-            self._read_weights()
+            skipped = self._scaler.skipped(self._boundary.optimizers, self._boundary.num_steps)
+            self._read_weights(skipped=skipped)
             for key, count in self._observations.tally().items():
                 self._tally[key] += count
-        facts = self._facts(scaler, duration_s)
+        facts = self._facts(duration_s, skipped=skipped)
         with self._clock:
             self._aggregator.submit(self._observations.to_packet(step, self._origin, facts))
         self._num_logged += 1
         self._self_s += self._clock.seconds
         self._step_s += duration_s
 
-    def _read_weights(self) -> None:
+    def _read_weights(self, *, skipped: bool) -> None:
         if "gradients" in self._due:
             self._parameters.observe_gradients(only_missing=True)
-        if "updates" in self._due:
+        if "updates" in self._due and skipped:
+            self._parameters.forget_snapshots("skipped: the scaler found non-finite gradients")
+        elif "updates" in self._due:
             self._parameters.observe_updates()
         if "parameters" in self._due:
             self._parameters.observe_values()
@@ -231,17 +245,16 @@ class Session:
         self._observations.discard()
         self._parameters.forget_snapshots()
 
-    def _facts(self, scaler: Any, duration_s: float) -> StepFacts:
-        stepped = self._boundary.num_steps > 0
-        # A scaler that finds inf in the gradients leaves the optimizer alone; without one, a step that did not
-        # happen may also be an accumulation that goes on.
-        skipped = not stepped and len(self._boundary) > 0 and scaler is not None
+    def _facts(self, duration_s: float, *, skipped: bool) -> StepFacts:
+        stepped = self._boundary.num_steps > 0 and not skipped
         return StepFacts(
             num_applied=int(stepped),
             num_skipped=int(skipped),
             num_unknown=int(not stepped and not skipped),
             num_micro_batches=self._activations.num_forwards,
             num_optimizer_steps=self._boundary.num_steps,
+            grad_scale=self._scaler.scale,
+            grad_scale_state=self._scale_state(skipped=skipped),
             mode="train" if self._chunks[0].training else "eval",
             wall_time_s=time.time(),
             step_s=duration_s,
@@ -249,8 +262,13 @@ class Session:
             skipped_ranks=(self._origin.rank,) if skipped else (),
         )
 
+    def _scale_state(self, *, skipped: bool) -> str:
+        # A scaler can only know that it has to skip a step after it has unscaled the gradients.
+        states = self._scale_states or {NO_SCALER if self._scaler.scale is None else UNSCALED if skipped else UNKNOWN}
+        return states.pop() if len(states) == 1 else "mixed"
 
-class _StepScope:
+
+class StepScope:
     """``with session.step(n):`` — a plain object, because a generator would cost off cadence."""
 
     __slots__ = ("_scaler", "_session", "_started", "_step")
@@ -261,15 +279,23 @@ class _StepScope:
         self._scaler = scaler
         self._started = 0.0
 
-    def __enter__(self) -> _StepScope:
+    def __enter__(self) -> StepScope:
         self._started = time.perf_counter()
-        self._session._open_step(self._step)
+        self._session._open_step(self._step, self._scaler)
         return self
+
+    def before_clipping(self) -> None:
+        """Observe the gradients as they are now as a stage of their own, the kind ``gradient_pre_clip``.
+
+        Call it between backward (with a scaler, after ``unscale_``) and the clipping; the kind ``gradient`` shows what
+        the optimizer uses. Does nothing where the gradients are not due.
+        """
+        self._session._before_clipping()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            self._session._close_step(self._step, self._scaler, time.perf_counter() - self._started)
+            self._session._close_step(self._step, time.perf_counter() - self._started)
         else:
             self._session._abandon_step()

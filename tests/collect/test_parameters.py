@@ -157,19 +157,67 @@ def test_gradient_accumulation_has_one_row_with_one_call():
     assert {packet.facts.num_micro_batches for packet in kept.packets} == {8}
 
 
-def test_a_scaler_that_skips_the_step_is_recorded_as_skipped_without_an_update():
-    model = nn.Linear(2, 1)
+def test_gradients_before_and_after_clipping_are_two_stages():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), KeepingAggregator()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=2) as session:
+        for step in (1, 2, 3):
+            with session.step(step) as scope:
+                optimizer.zero_grad()
+                model(torch.full((4, 3), 9.0)).square().sum().backward()
+                scope.before_clipping()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+    assert kept.steps == [1, 2]
+    before, after = (
+        sum(kept.summary(kind, name, 2).sum_sq for name in ("weight", "bias")) ** 0.5
+        for kind in ("gradient_pre_clip", "gradient")
+    )
+    assert after == pytest.approx(0.5, rel=1e-4)
+    assert before > 10
+
+
+def test_a_sparse_gradient_shows_its_logical_elements_and_its_stored_ones():
+    model = nn.Embedding(1000, 4, sparse=True)
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), KeepingAggregator()
+    with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=1) as session, session.step(1):
+        model(torch.tensor([3, 7, 7, 900])).square().sum().backward()
+        optimizer.step()
+    logical, stored = (kept.summary(kind, "weight", 1) for kind in ("gradient", "gradient_stored"))
+    assert (logical.total, logical.zero, stored.total) == (4000, 3988, 12)
+    assert logical.sum_sq == stored.sum_sq > 0
+    assert logical.mean == pytest.approx(stored.sum / 4000)
+    assert logical.histogram.total == 4000
+
+
+def test_a_lazy_module_is_followed_from_its_first_step_on():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    kept = KeepingAggregator()
+    with telemetry.watch(model, to=kept, signals=("parameters", "gradients"), every=1) as session:
+        for step in (1, 2):
+            with session.step(step):
+                model(torch.ones(2, 5)).sum().backward()
+    assert ("parameter", "0.weight") not in kept.rows(1)
+    assert kept.summary("gradient", "0.weight", 2).total == 15
+
+
+def test_a_parameter_that_is_unfrozen_has_an_update_from_then_on():
+    model = nn.Linear(2, 1)
+    model.weight.requires_grad_(False)
+    optimizer, kept = torch.optim.SGD([model.bias], lr=0.1), KeepingAggregator()
     with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=1) as session:
-        for step, value in enumerate((1.0, float("inf"), 1.0), start=1):
-            with session.step(step, scaler=scaler):
-                scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad(set_to_none=False)
-    assert [(p.facts.num_applied, p.facts.num_skipped) for p in kept.packets] == [(1, 0), (0, 1), (1, 0)]
-    assert kept.presence("update", "weight", 2) == (Presence.SITE_ABSENT, "no optimizer stepped")
+        for step in range(1, 5):
+            if step == 3:
+                model.weight.requires_grad_(True)
+                optimizer.add_param_group({"params": [model.weight]})
+            with session.step(step):
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+    assert kept.presence("update", "weight", 2)[0] is Presence.SITE_ABSENT
+    assert kept.summary("update", "weight", 3).absmax > 0
+    assert kept.summary("gradient", "weight", 4).total == 2
 
 
 @pytest.mark.parametrize("device", ["meta"])
