@@ -21,7 +21,7 @@ from telemetry.collect.outputs import tensors_in
 from telemetry.collect.select import Selection
 from telemetry.presence import Presence
 
-__all__ = ["ActivationObserver"]
+__all__ = ["ActivationObserver", "InertHook", "is_recomputation"]
 
 _NEVER_RAN = "the module did not run in this step"
 _NO_GRADIENT = "no gradient reached the output in this step"
@@ -35,7 +35,7 @@ def _make_inert() -> Callable[..., None]:
     return _inert
 
 
-class _Hook:
+class InertHook:
     """A forward hook that neither pickles nor copies: what does is a function without effect."""
 
     def __init__(self, call: Callable[[Any], None]) -> None:
@@ -83,14 +83,14 @@ class ActivationObserver:
     def install(self, *, activations: bool, gradients: bool) -> None:
         """Add the hooks of a due step; the caller removes them on every way out of it."""
         self.num_forwards = 0
-        self._handles.append(self._root.register_forward_pre_hook(_Hook(self._count_forward)))
+        self._handles.append(self._root.register_forward_pre_hook(InertHook(self._count_forward)))
         if not activations and not gradients:
             return
         if activations:
             for site in self._book.of_kind("activation"):
                 self._observations.expect(site, _NEVER_RAN)
         for name, module, aliases in self._modules:
-            hook = _Hook(self._observer_of(name, aliases, activations=activations, gradients=gradients))
+            hook = InertHook(self._observer_of(name, aliases, activations=activations, gradients=gradients))
             self._handles.append(module.register_forward_hook(hook))
 
     def remove(self) -> None:
@@ -99,7 +99,7 @@ class ActivationObserver:
             self._handles.pop().remove()
 
     def _count_forward(self, _: Any) -> None:
-        if not _is_recomputation():
+        if not is_recomputation():
             self.num_forwards += 1
 
     def _observer_of(
@@ -107,7 +107,7 @@ class ActivationObserver:
     ) -> Callable[[Any], None]:
         def observe(output: Any) -> None:
             with self._clock:
-                recomputed = _is_recomputation()
+                recomputed = is_recomputation()
                 self._ran.add(name)
                 tensors = list(tensors_in(output))
                 for path, tensor in tensors:
@@ -140,6 +140,6 @@ class ActivationObserver:
         self._observations.mark(site, Presence.UNSUPPORTED, reason)
 
 
-def _is_recomputation() -> bool:
+def is_recomputation() -> bool:
     """Tell whether a backward pass is running this forward again, as activation checkpointing does."""
     return torch._C._current_graph_task_id() != -1

@@ -24,6 +24,8 @@ class SessionReport:
         observations: (kind, presence) → number of scheduled observations on this rank.
         never_ran: selected modules that no logged step ever ran.
         self_s, step_s: our time and the whole time in the logged steps' scopes, seconds.
+        num_passed_over: forward passes whose step number repeated or went back, where a callable tells the number.
+        step_source_failure: what that callable raised, or "".
         merge: the aggregator's account.
     """
 
@@ -38,6 +40,8 @@ class SessionReport:
     self_s: float
     step_s: float
     merge: CloseReport
+    num_passed_over: int = 0
+    step_source_failure: str = ""
 
     def __str__(self) -> str:
         share = f"{self.self_s / self.step_s:.1%}" if self.step_s > 0 else "none"
@@ -50,6 +54,10 @@ class SessionReport:
         if self.never_ran:
             shown = ", ".join(self.never_ran[:5]) + (", …" if len(self.never_ran) > 5 else "")
             lines.append(f"  {len(self.never_ran)} selected modules never ran in a logged step: {shown}")
+        if self.num_passed_over:
+            lines.append(f"  {self.num_passed_over} forward passes were not recorded: their step repeated or went back")
+        if self.step_source_failure:
+            lines.append(f"  the step callable raised {self.step_source_failure}; no step was recorded after that")
         if self.num_steps > 0 and not self.observations:
             lines.append("  WARNING: nothing was observed; no step was due, or nothing that was selected ran")
         return "\n".join([*lines, *self._merge_lines()])

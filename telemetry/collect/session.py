@@ -13,6 +13,7 @@ from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.amp import NO_SCALER, UNKNOWN, UNSCALED, ScalerView
 from telemetry.collect.boundary import OptimizerBoundary
 from telemetry.collect.clock import SelfTime
+from telemetry.collect.implicit import ImplicitSteps, StepSource
 from telemetry.collect.observations import Observations, Origin
 from telemetry.collect.parameters import ParameterObserver
 from telemetry.collect.plan import Plan
@@ -56,6 +57,7 @@ class Session:
         parameters: ParameterObserver,
         clock: SelfTime,
         optimizers: tuple[Any, ...],
+        step_source: StepSource | None = None,
     ) -> None:
         self.plan = plan
         self._chunks = chunks
@@ -79,6 +81,7 @@ class Session:
         self._tally: Counter[tuple[str, Presence]] = Counter()
         self._num_steps = self._num_logged = self._num_unlogged = 0
         self._self_s = self._step_s = 0.0
+        self._implicit = None if step_source is None else ImplicitSteps(self, chunks[0], step_source)
 
     @property
     def run_id(self) -> str:
@@ -107,7 +110,18 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._implicit is not None:
+            # The step that an exception has broken off is not one that the loop has made.
+            self._implicit.close(record=kind is None)
         self.close()
+
+    def can_open(self, step: int) -> bool:
+        """Tell whether :meth:`step` would accept the number now."""
+        return self._report is None and not self._in_step and (self._last_step is None or step > self._last_step)
+
+    def count_forward(self) -> None:
+        """Count a forward pass of the model that had begun before the step's scope was open."""
+        self._activations.num_forwards += 1
 
     def step(self, step: int, *, scaler: Any = None) -> StepScope:
         """Return the scope of one optimizer step; every rank opens it with the same number.
@@ -146,6 +160,8 @@ class Session:
         """End observation, deliver what is in flight and make the report. Safe to call again; never raises."""
         if self._report is not None:
             return
+        if self._implicit is not None:
+            self._implicit.close(record=True)
         self._boundary.remove()
         self._activations.remove()
         self._parameters.forget_snapshots()
@@ -161,6 +177,8 @@ class Session:
             never_ran=self._activations.never_ran() if self._num_logged else (),
             self_s=self._self_s,
             step_s=self._step_s,
+            num_passed_over=self._implicit.num_passed_over if self._implicit else 0,
+            step_source_failure=self._implicit.failure if self._implicit else "",
             merge=self._aggregator.close(),
         )
 
@@ -253,6 +271,7 @@ class Session:
             num_unknown=int(not stepped and not skipped),
             num_micro_batches=self._activations.num_forwards,
             num_optimizer_steps=self._boundary.num_steps,
+            provenance="explicit" if self._implicit is None else "implicit",
             grad_scale=self._scaler.scale,
             grad_scale_state=self._scale_state(skipped=skipped),
             mode="train" if self._chunks[0].training else "eval",

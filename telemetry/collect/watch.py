@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from telemetry.collect.implicit import StepSource
 from telemetry.collect.names import NameRule, as_chunks
 from telemetry.collect.observations import Origin
 from telemetry.collect.placing import DeclaredPlacements
@@ -46,6 +47,7 @@ def watch(
     reduce_partial: bool = False,
     site_names: NameRule | None = None,
     sinks: Sequence[Any] = (),
+    step: StepSource | None = None,
     name: str = "default",
     resume_step: int | None = None,
     last_step: int | None = None,
@@ -75,6 +77,8 @@ def watch(
         site_names: local name → model-wide name, for pipeline stages that number their layers from zero. Without it
             Megatron's layer numbers are used, or the number of the stage is put in front.
         sinks: where else the record goes, opened on rank zero only.
+        step: for a loop that cannot be changed, a callable that returns the number of the optimizer step that the
+            coming forward pass belongs to; takes the place of ``session.step``.
         name: distinguishes several sessions on one model.
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
         last_step: the run's last step if known, so that it is logged.
@@ -133,7 +137,7 @@ def watch(
         raise
     assert prepared is not None, "an aggregator accepted the offer of a rank that had refused"
     origin = Origin(reply.run_id, reply.segment, rank, world_size)
-    return _session(request, prepared, aggregator, origin, destination)
+    return _session(request, prepared, aggregator, origin, destination, step)
 
 
 def _resolve_destination(to: str | os.PathLike[str] | Aggregator) -> tuple[Aggregator, str]:
@@ -143,7 +147,12 @@ def _resolve_destination(to: str | os.PathLike[str] | Aggregator) -> tuple[Aggre
 
 
 def _session(
-    request: Request, prepared: Preparation, aggregator: Aggregator, origin: Origin, destination: str
+    request: Request,
+    prepared: Preparation,
+    aggregator: Aggregator,
+    origin: Origin,
+    destination: str,
+    step_source: StepSource | None,
 ) -> Session:
     return Session(
         chunks=request.chunks,
@@ -157,4 +166,5 @@ def _session(
         parameters=prepared.parameters,
         clock=prepared.clock,
         optimizers=prepared.optimizers,
+        step_source=step_source,
     )
