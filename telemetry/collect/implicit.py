@@ -26,11 +26,13 @@ class ImplicitSteps:
     """Opens and closes the step scopes of a session from a hook on the model's forward.
 
     Attributes:
+        num_forwards: forward passes of the step, counted here because the scope opens inside of the first of them.
         num_passed_over: forward passes whose number repeated an earlier step or went back; they are not recorded.
         failure: what the callable raised, or ""; after that no further step is opened.
     """
 
     def __init__(self, session: Session, root: nn.Module, source: StepSource) -> None:
+        self.num_forwards = 0
         self.num_passed_over = 0
         self.failure = ""
         self._session = session
@@ -54,14 +56,13 @@ class ImplicitSteps:
             self._end(record=False)
             return
         if number == self._number:
+            self.num_forwards += 1
             return
         self._end(record=True)
-        self._number = number
+        self._number, self.num_forwards = number, 1
         if self._session.can_open(number):
             self._scope = self._session.step(number)
             self._scope.__enter__()
-            # The scope's own counter comes too late for the forward pass that is under way.
-            self._session.count_forward()
         else:
             self.num_passed_over += 1
 

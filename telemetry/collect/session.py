@@ -119,10 +119,6 @@ class Session:
         """Tell whether :meth:`step` would accept the number now."""
         return self._report is None and not self._in_step and (self._last_step is None or step > self._last_step)
 
-    def count_forward(self) -> None:
-        """Count a forward pass of the model that had begun before the step's scope was open."""
-        self._activations.num_forwards += 1
-
     def step(self, step: int, *, scaler: Any = None) -> StepScope:
         """Return the scope of one optimizer step; every rank opens it with the same number.
 
@@ -269,7 +265,7 @@ class Session:
             num_applied=int(stepped),
             num_skipped=int(skipped),
             num_unknown=int(not stepped and not skipped),
-            num_micro_batches=self._activations.num_forwards,
+            num_micro_batches=(self._implicit or self._activations).num_forwards,
             num_optimizer_steps=self._boundary.num_steps,
             provenance="explicit" if self._implicit is None else "implicit",
             grad_scale=self._scaler.scale,
