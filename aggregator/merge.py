@@ -6,24 +6,23 @@ site id; a rank without a site simply has no row for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.checks import MAX_FINDINGS
+from aggregator.definitions import defined_sites, join_definitions
 from telemetry.errors import PacketMalformedError, SketchDescriptorMismatchError
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
 from telemetry.replicas import MAX_NAMED_RANKS
-from telemetry.sites import SiteSpec
 from telemetry.summary.fields import ABSMAX
 from telemetry.summary.merge import identity, merge_packed
 
 __all__ = ["MAX_FINDINGS", "merge_facts", "merge_packets"]
-
-MAX_FINDINGS = 256
 
 
 def merge_packets(packets: Sequence[Packet]) -> Packet:
@@ -50,6 +49,7 @@ def _merge_two(a: Packet, b: Packet) -> Packet:
     ints, floats = merge_packed((left.ints, left.floats), (right.ints, right.floats))
     presence = np.minimum(left.presence, right.presence)
     hist_sites, hist_counts = _merge_histograms(a, b)
+    defined = join_definitions((defined_sites(a), defined_sites(b)))
     return Packet(
         run_id=a.run_id,
         segment=a.segment,
@@ -72,7 +72,8 @@ def _merge_two(a: Packet, b: Packet) -> Packet:
         hist_counts=hist_counts,
         facts=merge_facts(a.facts, b.facts, a_first=min(a.ranks) < min(b.ranks)),
         abstained={**a.abstained, **b.abstained},
-        definitions=_join_definitions((*a.definitions, *b.definitions)),
+        definitions=tuple(site for site, _ in defined),
+        defined_by=tuple(ranks for _, ranks in defined),
         reasons=reasons,
         findings=(*a.findings, *b.findings)[:MAX_FINDINGS],
         replicas=a.replicas.merge(b.replicas),
@@ -163,11 +164,6 @@ def _merge_histograms(a: Packet, b: Packet) -> tuple[NDArray[np.uint64], NDArray
     for packet in (a, b):
         counts[np.searchsorted(sites, packet.hist_sites)] += packet.hist_counts
     return sites, counts
-
-
-def _join_definitions(definitions: Iterable[SiteSpec]) -> tuple[SiteSpec, ...]:
-    """Drop what several ranks define alike; definitions that conflict both stay, for the catalogue to refuse."""
-    return tuple(dict.fromkeys(definitions))
 
 
 def merge_facts(a: StepFacts, b: StepFacts, *, a_first: bool) -> StepFacts:

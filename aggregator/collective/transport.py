@@ -10,14 +10,17 @@ of the peer wakes a waiting receive at once; a receive that times out closes the
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -27,10 +30,11 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, _g
 
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.frames import HEADER_BYTES, Frame, FrameKind, parse_header
-from aggregator.collective.tree import TreePosition
+from aggregator.collective.tree import TreePosition, plan_tree
+from aggregator.collective.waits import Waits
 from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
 
-__all__ = ["Link", "Rendezvous"]
+__all__ = ["Link", "Rendezvous", "this_host"]
 
 _HEADER_TAG, _PAYLOAD_TAG, _POISON_TAG = 0, 1, 2
 _NONCE_BYTES: Final = 16
@@ -40,7 +44,9 @@ _BREAK_WAIT_S: Final = 1.0
 # Sends are not waited for, so their buffers are kept until they must have left: neighbours answer every frame but the
 # last few, so more parts than these are never under way.
 _KEPT_PARTS: Final = 32
-_POLL_S: Final = 0.02
+# For rank zero to plan the tree and to tell the places, once all have come.
+_PLAN_GRACE_S: Final = 2.0
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 OnFrame = Callable[[int, Frame], None]
 OnBroken = Callable[[int, str], None]
@@ -116,9 +122,9 @@ class Link:
         self._on_broken(self.peer, "it ended the connection")
 
     def _read_frame(self, group: Any) -> Frame:
-        kind, length = parse_header(self._receive(group, HEADER_BYTES, _HEADER_TAG).tobytes())
+        kind, number, length = parse_header(self._receive(group, HEADER_BYTES, _HEADER_TAG).tobytes())
         payload = memoryview(self._receive(group, length, _PAYLOAD_TAG)) if length else b""
-        return Frame.decode(kind, payload)
+        return Frame.decode(kind, number, payload)
 
     def _receive(self, group: Any, num_bytes: int, tag: int) -> Any:
         tensor = torch.empty(num_bytes, dtype=torch.uint8)
@@ -127,34 +133,33 @@ class Link:
 
 
 class Rendezvous:
-    """Finds the neighbours of one rank and connects to them, within one deadline."""
+    """Finds the place of one rank in the tree and connects it to its neighbours, within one deadline."""
 
-    def __init__(self, position: TreePosition, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         """Agree with all ranks on the name of this attempt. Called on the training thread of every rank.
 
         Args:
-            position: this rank.
-            timeout_s: for this and for :meth:`connect` together.
+            rank, world_size: of this process.
+            timeout_s: for this, :meth:`find_place` and :meth:`connect` together.
 
         Raises:
             ProcessGroupMissingError: the world has several ranks but ``torch.distributed`` is not initialised.
             AttachTimeoutError: some rank did not come.
         """
-        self._position = position
+        self._rank, self._world_size = rank, world_size
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        if position.world_size == 1:
+        self._came_at, self._deadline = time.time(), time.monotonic() + timeout_s
+        if world_size == 1:
             return
         if not dist.is_initialized():
             raise ProcessGroupMissingError(
-                f"the job has {position.world_size} ranks, but torch.distributed is not initialised",
-                rank=position.rank,
+                f"the job has {world_size} ranks, but torch.distributed is not initialised",
+                rank=rank,
                 remedy="call torch.distributed.init_process_group before telemetry.watch",
             )
         self._arrivals = PrefixStore("rankfold/arrivals", _get_default_store())
-        self._arrivals.set(str(position.rank), repr(time.time()))
+        self._arrivals.set(str(rank), repr(self._came_at))
         self._store = PrefixStore(f"rankfold/{self._attempt_name()}", _get_default_store())
-        self._store.set(str(position.rank), "here")
         self._device = _host_device()
 
     def _attempt_name(self) -> str:
@@ -164,7 +169,7 @@ class Rendezvous:
         it. So rank zero draws a name and broadcasts it on the default group, which belongs to this attempt alone.
         """
         nonce = torch.zeros(_NONCE_BYTES, dtype=torch.uint8, device=_broadcast_device())
-        if self._position.rank == 0:
+        if self._rank == 0:
             nonce.copy_(torch.frombuffer(bytearray(secrets.token_bytes(_NONCE_BYTES)), dtype=torch.uint8))
         try:
             work = dist.broadcast(nonce, src=0, async_op=True)
@@ -172,60 +177,106 @@ class Rendezvous:
             work.wait(timedelta(seconds=self._remaining_s()))
             return nonce.cpu().numpy().tobytes().hex()
         except RuntimeError as error:
-            raise attach_timeout(self._position.rank, self.missing()) from error
+            raise attach_timeout(self._rank, self.missing()) from error
 
-    def connect(
-        self, peers: Iterable[int], on_frame: OnFrame, on_broken: OnBroken, grace_s: float = 0.0
-    ) -> dict[int, Link]:
-        """Connect to neighbours, each as soon as it is there; both sides of a link call this.
+    def find_place(self, fan_in: int, host: str | None) -> TreePosition:
+        """Return where this rank stands in the tree.
+
+        Every rank tells its host through the store; rank zero plans the tree and tells every rank its place. So a
+        rank makes three requests, and rank zero alone reads and writes something for every rank.
 
         Args:
-            peers: parent or children; those that do not come in time are left out of the result.
-            on_frame, on_broken: see :class:`Link`.
-            grace_s: how much longer than the deadline a peer may be busy with other neighbours.
+            fan_in: most children of a rank; that of rank zero counts.
+            host: name of this rank's host, found if None.
+
+        Raises:
+            AttachTimeoutError: some rank did not come.
         """
-        waiting, links = list(peers), {}
-        while waiting:
-            for peer in [peer for peer in waiting if self._store.check([str(peer)])]:
-                waiting.remove(peer)
-                if (link := self._connect(peer, on_frame, on_broken, grace_s)) is not None:
-                    links[peer] = link
-            if time.monotonic() > self._deadline:
-                break
-            if waiting:
-                time.sleep(_POLL_S)
+        if self._world_size == 1:
+            return plan_tree([""], fan_in)[0]
+        try:
+            self._store.set(f"host/{self._rank}", host or this_host())
+            if self._rank == 0:
+                self._tell_places(fan_in)
+            # Rank zero may have come later than this rank, so its deadline may be later.
+            place = self._read(f"place/{self._rank}", self._remaining_s() + _PLAN_GRACE_S)
+        except RuntimeError as error:
+            raise attach_timeout(self._rank, self.missing() or {0: "gave no place in the tree"}) from error
+        self._position = TreePosition.from_wire(json.loads(place))
+        return self._position
+
+    def _tell_places(self, fan_in: int) -> None:
+        keys = [f"host/{rank}" for rank in range(self._world_size)]
+        self._store.wait(keys, timedelta(seconds=self._remaining_s()))
+        hosts = [self._store.get(key).decode() for key in keys]
+        for position in plan_tree(hosts, fan_in):
+            self._store.set(f"place/{position.rank}", json.dumps(position.to_wire()))
+
+    def _read(self, key: str, timeout_s: float) -> bytes:
+        self._store.wait([key], timedelta(seconds=timeout_s))
+        return bytes(self._store.get(key))
+
+    def connect(self, on_frame: OnFrame, on_broken: OnBroken, waits: Waits) -> dict[int, Link]:
+        """Connect to the parent, then to the children, in rank order; both sides of a link call this.
+
+        A child waits for its parent, so rank zero begins. Every rank has come by now: the wait is for neighbours that
+        are busy with others.
+
+        Args:
+            on_frame, on_broken: see :class:`Link`.
+            waits: of this rank, for how much longer than the deadline a neighbour may be busy.
+
+        Returns:
+            Peer → link; those that could not be connected in time are left out.
+        """
+        links: dict[int, Link] = {}
+        if self._world_size == 1:
+            return links
+        for peer in self._position.neighbours:
+            grace_s = waits.verdict_s if peer == self._position.parent else waits.offers_s
+            if (group := self._connect(peer, self._remaining_s() + grace_s)) is not None:
+                links[peer] = Link(group, peer, int(peer != self._position.parent), on_frame, on_broken)
         return links
 
-    def _connect(self, peer: int, on_frame: OnFrame, on_broken: OnBroken, grace_s: float) -> Link | None:
-        parent, child = sorted((self._position.rank, peer))
-        slot = int(self._position.rank == child)
+    def _connect(self, peer: int, timeout_s: float) -> Any:
+        is_child = peer == self._position.parent
+        parent, child = (peer, self._rank) if is_child else (self._rank, peer)
         store = PrefixStore(f"{parent}-{child}", self._store)
         try:
-            group = ProcessGroupGloo(store, slot, 2, _options(self._device, self._remaining_s() + grace_s))
+            return ProcessGroupGloo(store, int(is_child), 2, _options(self._device, timeout_s))
         except RuntimeError:
             return None
-        return Link(group, peer, 1 - slot, on_frame, on_broken)
 
     def missing(self) -> dict[int, str]:
         """Return the ranks that have not come, with how long they were waited for.
 
         Read from the signs of arrival, because a rank may have come without learning the name of the attempt. Such a
-        sign outlives a rank only if it was killed during attach; one that is too old for this attempt is ignored.
+        sign outlives a rank only if it was killed during attach; one that gave up before this rank came is ignored.
         """
         text = f"did not come to watch within {self._timeout_s:g} s"
-        return {rank: text for rank in range(self._position.world_size) if not self._has_arrived(rank)}
+        return {rank: text for rank in range(self._world_size) if not self._has_arrived(rank)}
 
     def _has_arrived(self, rank: int) -> bool:
         key = str(rank)
-        return self._arrivals.check([key]) and time.time() - float(self._arrivals.get(key)) < 2 * self._timeout_s
+        return self._arrivals.check([key]) and float(self._arrivals.get(key)) > self._came_at - self._timeout_s
 
     def finish(self) -> None:
         """Remove this rank's sign of arrival, so that no later attempt takes it for one of its own."""
-        if self._position.world_size > 1:
-            self._arrivals.delete_key(str(self._position.rank))
+        if self._world_size > 1:
+            self._arrivals.delete_key(str(self._rank))
 
     def _remaining_s(self) -> float:
         return max(0.05, self._deadline - time.monotonic())
+
+
+def this_host() -> str:
+    """Return a name that two processes share if and only if they run on one host.
+
+    A name alone may be the same on many machines, and a kernel's boot id the same in many containers; what a launcher
+    says about local ranks may be wrong or absent.
+    """
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()} {boot_id}"
 
 
 def _options(device: Any, timeout_s: float) -> Any:

@@ -22,13 +22,13 @@ def test_equal_offers_agree_whatever_their_local_shapes():
     ballots = [Ballot.of(offer(rank, 3, sites=(make_site("a", shape=(rank,)),))) for rank in range(3)]
     whole = _count(_count(*ballots[:2]), ballots[2])
     assert whole.refusal() is None
-    assert [site.name for site in whole.definitions()] == ["a"]
+    assert [site.name for site, _ in whole.sites] == ["a"]
 
 
 def test_sites_of_all_ranks_are_united_with_their_aliases():
     one = Ballot.of(offer(0, 2, sites=(make_site("a", aliases=("x",)), make_site("b"))))
     two = Ballot.of(offer(1, 2, sites=(make_site("a", aliases=("y",)), make_site("c"))))
-    sites = {site.name: site.aliases for site in _count(one, two).definitions()}
+    sites = {site.name: site.aliases for site, _ in _count(one, two).sites}
     assert sites == {"a": ("x", "y"), "b": (), "c": ()}
 
 
