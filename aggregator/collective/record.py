@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from aggregator.catalogue import Catalogue, MergedStep
-from aggregator.checks import MAX_FINDINGS
 from aggregator.collective.account import Account
 from aggregator.collective.recording import RecorderFactory, StepRecorder
 from aggregator.collective.round import Brought
 from aggregator.definitions import DefinedSite, defined_sites, join_definitions
+from aggregator.findings import FindingLog
 from telemetry.errors import HistoryError, PacketMalformedError, RankfoldError
 from telemetry.packet import Packet
 from telemetry.protocol import AttachOffer, AttachReply, CloseReport, SinkReport
@@ -29,7 +28,7 @@ class Record:
         self._catalogue = Catalogue()
         self._offered: dict[int, DefinedSite] = {}
         self._missing: set[int] = set()
-        self._findings: list[Mapping[str, Any]] = []
+        self._findings = FindingLog()
         self.account = Account()
 
     def claim(self, offer: AttachOffer, sites: Iterable[DefinedSite]) -> AttachReply:
@@ -68,7 +67,7 @@ class Record:
                 step=step.step,
                 remedy="what was committed before is readable; free or repair the storage and resume the run",
             ) from error
-        self._findings.extend(step.packet.findings[: MAX_FINDINGS - len(self._findings)])
+        self._findings.add(step.packet.findings)
         self.account = self.account.with_step(
             step.step, is_partial=step.is_partial, num_abstained=len(outcome.packet.abstained)
         )
@@ -102,7 +101,7 @@ class Record:
             except Exception as error:
                 failure = failure or _close_failed(error)
                 self._recorder.abort()
-        return self.account.report(failure, self._missing, sinks, tuple(self._findings))
+        return self.account.report(failure, self._missing, sinks, self._findings.report())
 
 
 def _close_failed(error: Exception) -> RankfoldError:

@@ -18,10 +18,10 @@ from aggregator.collective.waits import Waits
 
 __all__ = ["Member", "Waiting", "drive"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Yields the deadline of a wait (seconds of the member's clock, None waits for good), is sent what happened.
-Waiting = Generator["float | None", "Event | None", T]
+Waiting = Generator["float | None", "Event | None", _T]
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Member:
     clock: Callable[[], float] = time.monotonic
 
 
-def drive(protocol: Waiting[T], inbox: Inbox) -> T:
+def drive(protocol: Waiting[_T], inbox: Inbox) -> _T:
     """Run a protocol to its end on this thread; raises what it raises."""
     try:
         deadline = next(protocol)
         while True:
             deadline = protocol.send(inbox.take(deadline))
     except StopIteration as done:
-        result: T = done.value
+        result: _T = done.value
         return result
