@@ -166,8 +166,9 @@ class Packet:
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         replicas = [getattr(self.replicas, name) for name in REPLICA_COLUMNS]
-        columns = [np.ascontiguousarray(array).tobytes() for array in (*arrays.values(), self.hist_counts, *replicas)]
-        return b"".join((_PREFIX.pack(_MAGIC, PACKET_VERSION, len(text)), text, *columns))
+        columns = (np.ascontiguousarray(array) for array in (*arrays.values(), self.hist_counts, *replicas))
+        raw = (column.reshape(-1).view(np.uint8).data for column in columns)
+        return b"".join((_PREFIX.pack(_MAGIC, PACKET_VERSION, len(text)), text, *raw))
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> Packet:

@@ -62,9 +62,7 @@ class Frame:
         if not self.body and not self.packet:
             return self._header(0), bytearray()
         text = json.dumps(self.body, separators=(",", ":")).encode()
-        payload = bytearray(_JSON_LENGTH.pack(len(text)))
-        payload += text
-        payload += self.packet
+        payload = bytearray().join((_JSON_LENGTH.pack(len(text)), text, self.packet))
         return self._header(len(payload)), payload
 
     def _header(self, num_bytes: int) -> bytes:
