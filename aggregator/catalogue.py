@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ __all__ = ["Catalogue", "MergedStep"]
 
 Finding = Mapping[str, Any]
 
+_MAX_NAMED: Final = 16
+
 
 class Catalogue:
     """Site id → definition, in the order in which sites were first seen; grows, never forgets."""
@@ -32,9 +34,7 @@ class Catalogue:
         self._sites: dict[int, SiteSpec] = {}
         self._defined_by: dict[int, tuple[int, ...]] = {}
         self._refused: dict[int, str] = {}
-        self._rows = np.empty(0, np.uint64)
-        self._row_sites: tuple[SiteSpec, ...] = ()
-        self._checks = StepChecks(())
+        self._named: dict[bytes, tuple[tuple[SiteSpec, ...], StepChecks]] = {}
 
     def __iter__(self) -> Iterator[SiteSpec]:
         return iter(self._sites.values())
@@ -74,23 +74,28 @@ class Catalogue:
                 self._sites[site_id] = known.with_aliases(site.aliases)
             witnesses = {*self._defined_by.get(site_id, ()), *ranks}
             self._defined_by[site_id] = tuple(sorted(witnesses)[:MAX_WITNESSES])
-        if new or conflicts:
-            self._rows = np.empty(0, np.uint64)
+            self._named.clear()
         return tuple(new), tuple(conflicts)
 
     def knows(self, sites: NDArray[np.uint64]) -> bool:
-        """Tell without a look at each row whether all of ``sites`` are defined: they are those of the last step."""
-        return len(sites) > 0 and np.array_equal(sites, self._rows)
+        """Tell without a look at each row whether all of ``sites`` are defined, because an earlier step had the same."""
+        return sites.tobytes() in self._named
 
     def name_rows(self, sites: NDArray[np.uint64]) -> tuple[tuple[SiteSpec, ...], StepChecks]:
-        """Return the definition of each row and the checks for these rows; free if they are those of the last step."""
-        if not self.knows(sites):
-            self._row_sites = tuple(self._sites[site_id] for site_id in sites.tolist())
-            self._checks, self._rows = StepChecks(self._row_sites), sites
-        return self._row_sites, self._checks
+        """Return the definition of each row, and the checks for these rows; cheap if an earlier step had the same."""
+        key = sites.tobytes()
+        if key not in self._named:
+            named = tuple(self._sites[site_id] for site_id in sites.tolist())
+            # Cadences of several signals make a few sets of rows; sites that come and go must not make many.
+            if len(self._named) >= _MAX_NAMED:
+                self._named.clear()
+            self._named[key] = named, StepChecks(named)
+        return self._named[key]
 
     def without_refused(self, packet: Packet) -> Packet:
         """Return the packet with no numbers in the rows of sites that ranks define in several ways."""
+        if not self._refused:
+            return packet
         refused = np.isin(packet.sites, np.array(list(self._refused), np.uint64))
         return _without_numbers(packet, refused, self._refused) if refused.any() else packet
 

@@ -10,17 +10,14 @@ of the peer wakes a waiting receive at once; a receive that times out closes the
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -30,11 +27,12 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, _g
 
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.frames import HEADER_BYTES, Frame, FrameKind, parse_header
+from aggregator.collective.places import find_place, forget_place
 from aggregator.collective.tree import TreePosition, plan_tree
 from aggregator.collective.waits import Waits
 from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
 
-__all__ = ["Link", "Rendezvous", "this_host"]
+__all__ = ["Link", "Rendezvous"]
 
 _HEADER_TAG, _PAYLOAD_TAG, _POISON_TAG = 0, 1, 2
 _NONCE_BYTES: Final = 16
@@ -44,9 +42,6 @@ _BREAK_WAIT_S: Final = 1.0
 # Sends are not waited for, so their buffers are kept until they must have left: neighbours answer every frame but the
 # last few, so more parts than these are never under way.
 _KEPT_PARTS: Final = 32
-# For rank zero to plan the tree and to tell the places, once all have come.
-_PLAN_GRACE_S: Final = 2.0
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 OnFrame = Callable[[int, Frame], None]
 OnBroken = Callable[[int, str], None]
@@ -180,14 +175,7 @@ class Rendezvous:
             raise attach_timeout(self._rank, self.missing()) from error
 
     def find_place(self, fan_in: int, host: str | None) -> TreePosition:
-        """Return where this rank stands in the tree.
-
-        Every rank tells its host through the store; rank zero plans the tree and tells every rank its place. So a
-        rank makes three requests, and rank zero alone reads and writes something for every rank.
-
-        Args:
-            fan_in: most children of a rank; that of rank zero counts.
-            host: name of this rank's host, found if None.
+        """Return where this rank stands in the tree; see :func:`aggregator.collective.places.find_place`.
 
         Raises:
             AttachTimeoutError: some rank did not come.
@@ -195,26 +183,17 @@ class Rendezvous:
         if self._world_size == 1:
             return plan_tree([""], fan_in)[0]
         try:
-            self._store.set(f"host/{self._rank}", host or this_host())
-            if self._rank == 0:
-                self._tell_places(fan_in)
-            # Rank zero may have come later than this rank, so its deadline may be later.
-            place = self._read(f"place/{self._rank}", self._remaining_s() + _PLAN_GRACE_S)
+            self._position = find_place(
+                self._store,
+                self._rank,
+                self._world_size,
+                host=host,
+                fan_in=fan_in,
+                timeout_s=self._remaining_s(),
+            )
         except RuntimeError as error:
             raise attach_timeout(self._rank, self.missing() or {0: "gave no place in the tree"}) from error
-        self._position = TreePosition.from_wire(json.loads(place))
         return self._position
-
-    def _tell_places(self, fan_in: int) -> None:
-        keys = [f"host/{rank}" for rank in range(self._world_size)]
-        self._store.wait(keys, timedelta(seconds=self._remaining_s()))
-        hosts = [self._store.get(key).decode() for key in keys]
-        for position in plan_tree(hosts, fan_in):
-            self._store.set(f"place/{position.rank}", json.dumps(position.to_wire()))
-
-    def _read(self, key: str, timeout_s: float) -> bytes:
-        self._store.wait([key], timedelta(seconds=timeout_s))
-        return bytes(self._store.get(key))
 
     def connect(self, on_frame: OnFrame, on_broken: OnBroken, waits: Waits) -> dict[int, Link]:
         """Connect to the parent, then to the children, in rank order; both sides of a link call this.
@@ -261,22 +240,13 @@ class Rendezvous:
         return self._arrivals.check([key]) and float(self._arrivals.get(key)) > self._came_at - self._timeout_s
 
     def finish(self) -> None:
-        """Remove this rank's sign of arrival, so that no later attempt takes it for one of its own."""
+        """Remove this rank's sign of arrival, so that no later attempt takes it for one of its own, and its place."""
         if self._world_size > 1:
             self._arrivals.delete_key(str(self._rank))
+            forget_place(self._store, self._rank)
 
     def _remaining_s(self) -> float:
         return max(0.05, self._deadline - time.monotonic())
-
-
-def this_host() -> str:
-    """Return a name that two processes share if and only if they run on one host.
-
-    A name alone may be the same on many machines, and a kernel's boot id the same in many containers; what a launcher
-    says about local ranks may be wrong or absent.
-    """
-    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return f"{socket.gethostname()} {boot_id}"
 
 
 def _options(device: Any, timeout_s: float) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from aggregator.collective.ballot import Ballot
 from telemetry.errors import CatalogueConflictError, NothingSelectedError, SketchDescriptorMismatchError
 from telemetry.summary import HistogramDescriptor
@@ -54,3 +56,17 @@ def test_a_conflict_keeps_few_witnesses_however_many_ranks():
     assert error.site == "a"
     assert len(error.failures) == 16
     assert len(whole.to_wire()["sites"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "int8"}, {"placements": (("dp", "replica"),)}, {"numel": 3}, {"estimated": True}]
+)
+def test_any_difference_that_makes_a_sum_meaningless_names_the_site_and_both_sides(changes):
+    ballots = [
+        Ballot.of(offer(r, 4, sites=(make_site("b"), make_site("a", **(changes if r == 2 else {}))))) for r in range(4)
+    ]
+    error = _count(_count(*ballots[2:]), _count(*ballots[:2])).refusal()
+    assert type(error) is CatalogueConflictError
+    assert error.site == "a"
+    assert {rank: text for rank, text in error.failures.items() if text == error.failures[2]} == {2: error.failures[2]}
+    assert next(iter(changes)) in error.message
