@@ -78,7 +78,7 @@ class Catalogue:
         return tuple(new), tuple(conflicts)
 
     def knows(self, sites: NDArray[np.uint64]) -> bool:
-        """Tell without a look at each row whether all of ``sites`` are defined, because an earlier step had the same."""
+        """Tell without a look at each row whether all of ``sites`` are defined: an earlier step had the same."""
         return sites.tobytes() in self._named
 
     def name_rows(self, sites: NDArray[np.uint64]) -> tuple[tuple[SiteSpec, ...], StepChecks]:
