@@ -1,16 +1,30 @@
-"""All sites of a run as the writer knows them, and a merged step with its rows named."""
+"""All sites of a run as the writer knows them, and a merged step with its rows named.
+
+The first definition of a site stays. Once another rank defines the site otherwise, nobody can say what a sum over both
+would mean: from that step on its rows are unsupported, and a finding names the ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from aggregator.checks import check_step
-from telemetry.packet import Packet
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.checks import MAX_FINDINGS, StepChecks, ranks_in_words
+from aggregator.definitions import MAX_WITNESSES, DefinedSite, defined_sites
+from telemetry.packet import NO_RANK, Packet
+from telemetry.presence import Presence
 from telemetry.sites import SiteSpec
+from telemetry.summary.merge import identity
 
 __all__ = ["Catalogue", "MergedStep"]
+
+Finding = Mapping[str, Any]
+
+_MAX_NAMED: Final = 16
 
 
 class Catalogue:
@@ -18,6 +32,9 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._sites: dict[int, SiteSpec] = {}
+        self._defined_by: dict[int, tuple[int, ...]] = {}
+        self._refused: dict[int, str] = {}
+        self._named: dict[bytes, tuple[tuple[SiteSpec, ...], StepChecks]] = {}
 
     def __iter__(self) -> Iterator[SiteSpec]:
         return iter(self._sites.values())
@@ -31,23 +48,94 @@ class Catalogue:
     def __getitem__(self, site_id: int) -> SiteSpec:
         return self._sites[site_id]
 
-    def add(self, definitions: Iterable[SiteSpec]) -> tuple[tuple[SiteSpec, ...], tuple[str, ...]]:
-        """Take definitions in.
+    def add(
+        self, definitions: Iterable[SiteSpec], ranks: tuple[int, ...] = ()
+    ) -> tuple[tuple[SiteSpec, ...], tuple[Finding, ...]]:
+        """Take definitions in that ``ranks`` gave; see :meth:`add_defined`."""
+        return self.add_defined((site, ranks) for site in definitions)
+
+    def add_defined(self, definitions: Iterable[DefinedSite]) -> tuple[tuple[SiteSpec, ...], tuple[Finding, ...]]:
+        """Take definitions in, each with the ranks that gave it.
 
         Returns:
-            The sites that are new, and a text for each definition that contradicts an earlier one (the earlier
+            The sites that are new, and a finding for each definition that contradicts an earlier one (the earlier
             one is kept).
         """
         new, conflicts = [], []
-        for site in definitions:
-            known = self._sites.setdefault(site.site_id, site)
+        for site, ranks in definitions:
+            site_id = site.site_id
+            known = self._sites.setdefault(site_id, site)
+            if difference := known.conflict_with(site):
+                conflicts.append(self._refuse(site, difference, ranks))
+                continue
             if known is site:
                 new.append(site)
-            elif difference := known.conflict_with(site):
-                conflicts.append(f"{site.kind} {site.name}: {difference}")
-            else:
-                self._sites[site.site_id] = known.with_aliases(site.aliases)
+            elif not set(site.aliases) <= set(known.aliases):
+                self._sites[site_id] = known.with_aliases(site.aliases)
+            witnesses = {*self._defined_by.get(site_id, ()), *ranks}
+            self._defined_by[site_id] = tuple(sorted(witnesses)[:MAX_WITNESSES])
+            self._named.clear()
         return tuple(new), tuple(conflicts)
+
+    def knows(self, sites: NDArray[np.uint64]) -> bool:
+        """Tell without a look at each row whether all of ``sites`` are defined: an earlier step had the same."""
+        return sites.tobytes() in self._named
+
+    def name_rows(self, sites: NDArray[np.uint64]) -> tuple[tuple[SiteSpec, ...], StepChecks]:
+        """Return the definition of each row, and the checks for these rows; cheap if an earlier step had the same."""
+        key = sites.tobytes()
+        if key not in self._named:
+            named = tuple(self._sites[site_id] for site_id in sites.tolist())
+            # Cadences of several signals make a few sets of rows; sites that come and go must not make many.
+            if len(self._named) >= _MAX_NAMED:
+                self._named.clear()
+            self._named[key] = named, StepChecks(named)
+        return self._named[key]
+
+    def without_refused(self, packet: Packet) -> Packet:
+        """Return the packet with no numbers in the rows of sites that ranks define in several ways."""
+        if not self._refused:
+            return packet
+        refused = np.isin(packet.sites, np.array(list(self._refused), np.uint64))
+        return _without_numbers(packet, refused, self._refused) if refused.any() else packet
+
+    def _refuse(self, site: SiteSpec, difference: str, ranks: tuple[int, ...]) -> Finding:
+        others = self._defined_by.get(site.site_id, ())
+        who = ranks_in_words(ranks) if ranks else "a rank"
+        text = f"{who} against {ranks_in_words(others)}" if others else f"{who} against an earlier one"
+        self._refused.setdefault(site.site_id, f"defined in two ways: {text}: {difference}")
+        return {
+            "code": "catalogue_conflict",
+            "message": f"{site.kind} {site.name} is defined in two ways, {text}: {difference}; the first definition "
+            "stays, and the site has no numbers from this step on",
+            "site": site.name,
+            "kind": site.kind,
+            "ranks": list(ranks),
+            "other_ranks": list(others),
+        }
+
+
+def _without_numbers(packet: Packet, rows: NDArray[np.bool_], reasons: Mapping[int, str]) -> Packet:
+    texts = tuple(dict.fromkeys((*packet.reasons, *reasons.values())))
+    reason = packet.reason.copy()
+    reason[rows] = [texts.index(reasons[site_id]) for site_id in packet.sites[rows].tolist()]
+    no_ints, no_floats = identity(1)
+    counted = ~np.isin(packet.hist_sites, packet.sites[rows])
+    return replace(
+        packet,
+        ints=np.where(rows[:, None], no_ints, packet.ints),
+        floats=np.where(rows[:, None], no_floats, packet.floats),
+        presence=np.where(rows, np.uint8(Presence.UNSUPPORTED), packet.presence),
+        reason=reason,
+        reasons=texts,
+        num_observed=np.where(rows, np.int32(0), packet.num_observed),
+        num_contributing=np.where(rows, np.int32(0), packet.num_contributing),
+        absmax_rank=np.where(rows, np.int32(NO_RANK), packet.absmax_rank),
+        num_nonfinite_ranks=np.where(rows, np.int32(0), packet.num_nonfinite_ranks),
+        first_nonfinite_rank=np.where(rows, np.int32(NO_RANK), packet.first_nonfinite_rank),
+        hist_sites=packet.hist_sites[counted],
+        hist_counts=packet.hist_counts[counted],
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +171,14 @@ class MergedStep:
 
     @staticmethod
     def resolve(packet: Packet, catalogue: Catalogue, missing: Mapping[int, str] | None = None) -> MergedStep:
-        """Name the rows of a merged packet and take its new sites into ``catalogue``."""
-        new_sites, conflicts = catalogue.add(packet.definitions)
-        findings: tuple[Mapping[str, Any], ...] = tuple(
-            {"code": "catalogue_conflict", "message": text, "step": packet.step} for text in conflicts
-        )
-        sites = tuple(catalogue[int(site_id)] for site_id in packet.sites)
+        """Name the rows of a merged packet, take its new sites into ``catalogue``, and check what it says."""
+        new_sites, conflicts = catalogue.add_defined(defined_sites(packet))
+        sites, checks = catalogue.name_rows(packet.sites)
+        packet = catalogue.without_refused(packet)
+        told = ({**conflict, "step": packet.step} for conflict in conflicts)
+        findings = (*packet.findings, *told, *checks.findings(packet))
         return MergedStep(
-            packet=replace(packet, findings=(*packet.findings, *findings, *check_step(packet, sites))),
+            packet=replace(packet, findings=findings[:MAX_FINDINGS]),
             sites=sites,
             new_sites=new_sites,
             missing={**packet.abstained, **(missing or {})},

@@ -6,24 +6,25 @@ site id; a rank without a site simply has no row for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import reduce
+from itertools import islice, pairwise
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.checks import MAX_FINDINGS
+from aggregator.definitions import defined_sites, join_definitions
 from telemetry.errors import PacketMalformedError, SketchDescriptorMismatchError
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
-from telemetry.replicas import MAX_NAMED_RANKS
-from telemetry.sites import SiteSpec
+from telemetry.replicas import MAX_NAMED_RANKS, ReplicaTable
 from telemetry.summary.fields import ABSMAX
 from telemetry.summary.merge import identity, merge_packed
 
 __all__ = ["MAX_FINDINGS", "merge_facts", "merge_packets"]
-
-MAX_FINDINGS = 256
 
 
 def merge_packets(packets: Sequence[Packet]) -> Packet:
@@ -39,98 +40,131 @@ def merge_packets(packets: Sequence[Packet]) -> Packet:
         SketchDescriptorMismatchError: two packets use different grids.
         PacketMalformedError: two packets belong to different steps, or hold the same rank.
     """
-    return reduce(_merge_two, packets)
-
-
-def _merge_two(a: Packet, b: Packet) -> Packet:
-    _require_same_step(a, b)
-    sites = np.union1d(a.sites, b.sites)
-    reasons, renumber_b = _join_reasons(a.reasons, b.reasons)
-    left, right = _aligned(a, sites), _aligned(replace(b, reason=_renumber(b.reason, renumber_b)), sites)
-    ints, floats = merge_packed((left.ints, left.floats), (right.ints, right.floats))
-    presence = np.minimum(left.presence, right.presence)
-    hist_sites, hist_counts = _merge_histograms(a, b)
+    first = packets[0]
+    if len(packets) == 1:
+        return first
+    ranks = _require_one_step(packets)
+    sites, reasons = _union([packet.sites for packet in packets]), _join_reasons(packets)
+    rows = reduce(_merge_rows, (_Rows.of(packet, sites, reasons) for packet in packets))
+    hist_sites, hist_counts = _merge_histograms(packets)
+    defined = join_definitions(defined_sites(packet) for packet in packets)
     return Packet(
-        run_id=a.run_id,
-        segment=a.segment,
-        step=a.step,
-        world_size=a.world_size,
-        ranks=tuple(sorted((*a.ranks, *b.ranks))),
-        descriptor=a.descriptor,
+        run_id=first.run_id,
+        segment=first.segment,
+        step=first.step,
+        world_size=first.world_size,
+        ranks=ranks,
+        descriptor=first.descriptor,
         sites=sites,
-        ints=ints,
-        floats=floats,
-        presence=presence,
-        reason=_worst_reason(left, right),
-        num_scheduled=left.num_scheduled + right.num_scheduled,
-        num_observed=left.num_observed + right.num_observed,
-        num_contributing=left.num_contributing + right.num_contributing,
-        absmax_rank=_absmax_rank(left, right),
-        num_nonfinite_ranks=left.num_nonfinite_ranks + right.num_nonfinite_ranks,
-        first_nonfinite_rank=_lower_rank(left.first_nonfinite_rank, right.first_nonfinite_rank),
         hist_sites=hist_sites,
         hist_counts=hist_counts,
-        facts=merge_facts(a.facts, b.facts, a_first=min(a.ranks) < min(b.ranks)),
-        abstained={**a.abstained, **b.abstained},
-        definitions=_join_definitions((*a.definitions, *b.definitions)),
+        facts=_merge_all_facts(packets),
+        abstained={rank: reason for packet in packets for rank, reason in packet.abstained.items()},
+        definitions=tuple(site for site, _ in defined),
+        defined_by=tuple(ranks for _, ranks in defined),
         reasons=reasons,
-        findings=(*a.findings, *b.findings)[:MAX_FINDINGS],
-        replicas=a.replicas.merge(b.replicas),
+        findings=tuple(islice((finding for packet in packets for finding in packet.findings), MAX_FINDINGS)),
+        replicas=reduce(ReplicaTable.merge, (packet.replicas for packet in packets)),
+        **vars(rows),
     )
 
 
-def _require_same_step(a: Packet, b: Packet) -> None:
-    if (a.run_id, a.segment, a.step) != (b.run_id, b.segment, b.step):
-        raise PacketMalformedError(
-            f"ranks {list(b.ranks)} brought run {b.run_id} segment {b.segment} step {b.step}, "
-            f"ranks {list(a.ranks)} run {a.run_id} segment {a.segment} step {a.step}",
-            step=a.step,
-            remedy="every rank must log the same steps: open session.step with the same number on all of them",
-        )
-    shared = set(a.ranks) & set(b.ranks)
-    if shared:
-        raise PacketMalformedError(f"ranks {sorted(shared)} came twice", step=a.step, rank=min(shared))
-    if a.descriptor != b.descriptor:
-        raise SketchDescriptorMismatchError(
-            f"ranks {list(a.ranks)} count on {a.descriptor}, ranks {list(b.ranks)} on {b.descriptor}", step=a.step
-        )
+def _require_one_step(packets: Sequence[Packet]) -> tuple[int, ...]:
+    """Return the ranks of all packets, ascending."""
+    first = packets[0]
+    for other in packets[1:]:
+        if (first.run_id, first.segment, first.step) != (other.run_id, other.segment, other.step):
+            raise PacketMalformedError(
+                f"ranks {list(other.ranks)} brought run {other.run_id} segment {other.segment} step {other.step}, "
+                f"ranks {list(first.ranks)} run {first.run_id} segment {first.segment} step {first.step}",
+                step=first.step,
+                remedy="every rank must log the same steps: open session.step with the same number on all of them",
+            )
+        if first.descriptor != other.descriptor:
+            raise SketchDescriptorMismatchError(
+                f"ranks {list(first.ranks)} count on {first.descriptor}, ranks {list(other.ranks)} on "
+                f"{other.descriptor}",
+                step=first.step,
+            )
+    ranks = sorted(rank for packet in packets for rank in packet.ranks)
+    twice = sorted({a for a, b in pairwise(ranks) if a == b})
+    if twice:
+        raise PacketMalformedError(f"ranks {twice} came twice", step=first.step, rank=twice[0])
+    return tuple(ranks)
 
 
-def _aligned(packet: Packet, sites: NDArray[np.uint64]) -> Packet:
-    """Spread the rows of a packet over ``sites``, a superset of its own; rows that it lacks become the identity."""
-    if len(sites) == packet.num_rows:
-        return packet
-    where = np.searchsorted(sites, packet.sites)
-    ints, floats = identity(len(sites))
-    ints[where], floats[where] = packet.ints, packet.floats
+def _union(arrays: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Return the ids of all arrays, ascending; the first array itself where all are equal, as in most steps."""
+    if all(np.array_equal(arrays[0], other) for other in arrays[1:]):
+        return arrays[0]
+    return np.unique(np.concatenate(arrays))
 
-    def spread(column: NDArray[np.int32], absent: int) -> NDArray[np.int32]:
-        wide = np.full(len(sites), absent, dtype=column.dtype)
-        wide[where] = column
-        return wide
 
-    presence = np.full(len(sites), Presence.NOT_SCHEDULED, dtype=np.uint8)
-    presence[where] = packet.presence
-    return replace(
-        packet,
-        sites=sites,
+@dataclass(frozen=True)
+class _Rows:
+    """The row columns of a packet, spread over sites that its ranks may not all have."""
+
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    presence: NDArray[np.uint8]
+    reason: NDArray[np.int32]
+    num_scheduled: NDArray[np.int32]
+    num_observed: NDArray[np.int32]
+    num_contributing: NDArray[np.int32]
+    absmax_rank: NDArray[np.int32]
+    num_nonfinite_ranks: NDArray[np.int32]
+    first_nonfinite_rank: NDArray[np.int32]
+
+    @staticmethod
+    def of(packet: Packet, sites: NDArray[np.uint64], reasons: tuple[str, ...]) -> _Rows:
+        """Return the rows over ``sites``, a superset of the packet's own; rows that it lacks become the identity."""
+        rows = _Rows(**{field.name: getattr(packet, field.name) for field in fields(_Rows)})
+        if packet.reasons != reasons[: len(packet.reasons)]:
+            numbers = np.array([reasons.index(text) for text in packet.reasons], dtype=np.int32)
+            rows = replace(rows, reason=_renumber(rows.reason, numbers))
+        return rows if len(sites) == packet.num_rows else rows._spread(np.searchsorted(sites, packet.sites), len(sites))
+
+    def _spread(self, where: NDArray[np.intp], num_rows: int) -> _Rows:
+        absent_ints, absent_floats = identity(num_rows)
+        columns: dict[str, NDArray[Any]] = {"ints": absent_ints, "floats": absent_floats}
+        for name, absent in _ABSENT.items():
+            columns[name] = np.full(num_rows, absent, dtype=getattr(self, name).dtype)
+        for name, column in columns.items():
+            column[where] = getattr(self, name)
+        return _Rows(**columns)
+
+
+# What a rank says of a site that it does not have.
+_ABSENT: Final = {
+    "presence": Presence.NOT_SCHEDULED,
+    "reason": -1,
+    "num_scheduled": 0,
+    "num_observed": 0,
+    "num_contributing": 0,
+    "absmax_rank": NO_RANK,
+    "num_nonfinite_ranks": 0,
+    "first_nonfinite_rank": NO_RANK,
+}
+
+
+def _merge_rows(a: _Rows, b: _Rows) -> _Rows:
+    ints, floats = merge_packed((a.ints, a.floats), (b.ints, b.floats))
+    return _Rows(
         ints=ints,
         floats=floats,
-        presence=presence,
-        reason=spread(packet.reason, -1),
-        num_scheduled=spread(packet.num_scheduled, 0),
-        num_observed=spread(packet.num_observed, 0),
-        num_contributing=spread(packet.num_contributing, 0),
-        absmax_rank=spread(packet.absmax_rank, NO_RANK),
-        num_nonfinite_ranks=spread(packet.num_nonfinite_ranks, 0),
-        first_nonfinite_rank=spread(packet.first_nonfinite_rank, NO_RANK),
+        presence=np.minimum(a.presence, b.presence),
+        reason=_worst_reason(a, b),
+        num_scheduled=a.num_scheduled + b.num_scheduled,
+        num_observed=a.num_observed + b.num_observed,
+        num_contributing=a.num_contributing + b.num_contributing,
+        absmax_rank=_absmax_rank(a, b),
+        num_nonfinite_ranks=a.num_nonfinite_ranks + b.num_nonfinite_ranks,
+        first_nonfinite_rank=_lower_rank(a.first_nonfinite_rank, b.first_nonfinite_rank),
     )
 
 
-def _join_reasons(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    joined = tuple(dict.fromkeys((*a, *b)))
-    index = {text: i for i, text in enumerate(joined)}
-    return joined, np.array([index[text] for text in b], dtype=np.int32)
+def _join_reasons(packets: Sequence[Packet]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for packet in packets for text in packet.reasons))
 
 
 def _renumber(reason: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -138,7 +172,7 @@ def _renumber(reason: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[
     return np.append(numbers, np.int32(-1))[reason]
 
 
-def _worst_reason(a: Packet, b: Packet) -> NDArray[np.int32]:
+def _worst_reason(a: _Rows, b: _Rows) -> NDArray[np.int32]:
     """Keep the reason of the less observed side, the earlier one on a tie, so that a partial failure is still told."""
     b_tells = (b.reason >= 0) & ((a.reason < 0) | (b.presence < a.presence) & (b.presence > Presence.OBSERVED))
     return np.where(b_tells, b.reason, a.reason)
@@ -148,7 +182,7 @@ def _lower_rank(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.int32]
     return np.where((a == NO_RANK) | ((b != NO_RANK) & (b < a)), b, a)
 
 
-def _absmax_rank(a: Packet, b: Packet) -> NDArray[np.int32]:
+def _absmax_rank(a: _Rows, b: _Rows) -> NDArray[np.int32]:
     top_a, top_b = a.floats[:, ABSMAX], b.floats[:, ABSMAX]
     equal = _lower_rank(a.absmax_rank, b.absmax_rank)
     larger = np.where(top_a > top_b, a.absmax_rank, b.absmax_rank)
@@ -157,17 +191,24 @@ def _absmax_rank(a: Packet, b: Packet) -> NDArray[np.int32]:
     return np.where(decided, larger, equal)
 
 
-def _merge_histograms(a: Packet, b: Packet) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    sites = np.union1d(a.hist_sites, b.hist_sites)
-    counts = np.zeros((len(sites), a.descriptor.num_counts), dtype=np.int64)
-    for packet in (a, b):
-        counts[np.searchsorted(sites, packet.hist_sites)] += packet.hist_counts
+def _merge_histograms(packets: Sequence[Packet]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    # Counts are integers: their order is free, and one array takes them all.
+    sites = _union([packet.hist_sites for packet in packets])
+    counts = np.zeros((len(sites), packets[0].descriptor.num_counts), dtype=np.int64)
+    for packet in packets:
+        if len(packet.hist_sites) == len(sites):
+            counts += packet.hist_counts
+        else:
+            counts[np.searchsorted(sites, packet.hist_sites)] += packet.hist_counts
     return sites, counts
 
 
-def _join_definitions(definitions: Iterable[SiteSpec]) -> tuple[SiteSpec, ...]:
-    """Drop what several ranks define alike; definitions that conflict both stay, for the catalogue to refuse."""
-    return tuple(dict.fromkeys(definitions))
+def _merge_all_facts(packets: Sequence[Packet]) -> StepFacts:
+    facts, lowest = packets[0].facts, packets[0].ranks[0]
+    for packet in packets[1:]:
+        facts = merge_facts(facts, packet.facts, a_first=lowest < packet.ranks[0])
+        lowest = min(lowest, packet.ranks[0])
+    return facts
 
 
 def merge_facts(a: StepFacts, b: StepFacts, *, a_first: bool) -> StepFacts:

@@ -22,7 +22,7 @@ from telemetry.sites import SiteSpec
 from telemetry.summary.fields import NUM_FLOATS, NUM_INTS
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["NO_RANK", "PACKET_VERSION", "Packet", "StepFacts"]
+__all__ = ["NO_RANK", "PACKET_VERSION", "Packet", "StepFacts", "from_ranges", "to_ranges"]
 
 PACKET_VERSION: Final = 1
 NO_RANK: Final = -1
@@ -97,6 +97,7 @@ class Packet:
         abstained: rank → reason, for ranks that came without their observations.
         facts: the step's facts.
         definitions: sites that these ranks saw for the first time.
+        defined_by: the lowest ranks that gave each of ``definitions``; empty where all of ``ranks`` gave them all.
         reasons: texts that the ``reason`` column indexes.
         findings: JSON objects with at least ``code`` and ``message``.
         descriptor: grid of the histograms.
@@ -134,6 +135,7 @@ class Packet:
     facts: StepFacts = field(default_factory=StepFacts)
     abstained: Mapping[int, str] = field(default_factory=dict)
     definitions: tuple[SiteSpec, ...] = ()
+    defined_by: tuple[tuple[int, ...], ...] = ()
     reasons: tuple[str, ...] = ()
     findings: tuple[Mapping[str, Any], ...] = ()
     replicas: ReplicaTable = field(default_factory=ReplicaTable.empty)
@@ -156,11 +158,12 @@ class Packet:
             "segment": self.segment,
             "step": self.step,
             "world_size": self.world_size,
-            "ranks": _to_ranges(self.ranks),
+            "ranks": to_ranges(self.ranks),
             "descriptor": self.descriptor.to_wire(),
             "facts": vars(self.facts),
             "abstained": {str(rank): reason for rank, reason in self.abstained.items()},
             "definitions": [site.to_wire() for site in self.definitions],
+            "defined_by": self.defined_by,
             "reasons": list(self.reasons),
             "findings": [dict(finding) for finding in self.findings],
             "num_rows": self.num_rows,
@@ -169,8 +172,9 @@ class Packet:
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         replicas = [getattr(self.replicas, name) for name in REPLICA_COLUMNS]
-        columns = [np.ascontiguousarray(array).tobytes() for array in (*arrays.values(), self.hist_counts, *replicas)]
-        return b"".join((_PREFIX.pack(_MAGIC, PACKET_VERSION, len(text)), text, *columns))
+        columns = (np.ascontiguousarray(array) for array in (*arrays.values(), self.hist_counts, *replicas))
+        raw = (column.reshape(-1).view(np.uint8).data for column in columns)
+        return b"".join((_PREFIX.pack(_MAGIC, PACKET_VERSION, len(text)), text, *raw))
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> Packet:
@@ -196,11 +200,12 @@ class Packet:
                 segment=header["segment"],
                 step=header["step"],
                 world_size=header["world_size"],
-                ranks=_from_ranges(header["ranks"]),
+                ranks=from_ranges(header["ranks"]),
                 descriptor=descriptor,
                 facts=StepFacts.from_wire(header["facts"]),
                 abstained={int(rank): reason for rank, reason in header["abstained"].items()},
                 definitions=tuple(SiteSpec.from_wire(site) for site in header["definitions"]),
+                defined_by=tuple(tuple(ranks) for ranks in header["defined_by"]),
                 reasons=tuple(header["reasons"]),
                 findings=tuple(header["findings"]),
                 replicas=replicas,
@@ -250,7 +255,7 @@ def _read_columns(
     return columns
 
 
-def _to_ranges(ranks: Iterable[int]) -> list[list[int]]:
+def to_ranges(ranks: Iterable[int]) -> list[list[int]]:
     """Write sorted ranks as half-open ranges, so that the header does not grow with the world."""
     ranges: list[list[int]] = []
     for rank in ranks:
@@ -261,5 +266,6 @@ def _to_ranges(ranks: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-def _from_ranges(ranges: Iterable[Iterable[int]]) -> tuple[int, ...]:
+def from_ranges(ranges: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """Undo :func:`to_ranges`."""
     return tuple(rank for low, high in ranges for rank in range(low, high))

@@ -104,7 +104,8 @@ class CloseReport:
         missing_ranks: ranks that were missing when the merge ended.
         failure: why the merge ended early, or None.
         sinks: one entry for each sink, on the rank that writes.
-        findings: what the merge found, JSON objects with ``code`` and ``message``.
+        findings: what the merge found, each different finding once: JSON objects with ``code``, ``message``, ``count``
+            (steps it was made at) and ``last_step``.
     """
 
     num_committed: int = 0

@@ -7,7 +7,7 @@ and a digest by which the size of the disagreement can be told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -76,6 +76,9 @@ class ReplicaTable:
 
     def merge(self, other: ReplicaTable) -> ReplicaTable:
         """Return the entries of both; equal fingerprints of one part become one entry."""
+        if self._has_parts_of(other):
+            ranks = _lowest(self.ranks, other.ranks)
+            return replace(self, num_ranks=self.num_ranks + other.num_ranks, ranks=ranks)
         both = {f.name: np.concatenate((getattr(self, f.name), getattr(other, f.name))) for f in fields(self)}
         order = np.lexsort((both["fingerprints"], both["slots"], both["sites"]))
         columns: dict[str, NDArray[Any]] = {name: column[order] for name, column in both.items()}
@@ -90,6 +93,12 @@ class ReplicaTable:
         merged["num_ranks"][into] += columns["num_ranks"][pairs]
         merged["ranks"][into] = _lowest(columns["ranks"][pairs - 1], columns["ranks"][pairs])
         return ReplicaTable(**merged)
+
+    def _has_parts_of(self, other: ReplicaTable) -> bool:
+        """Tell whether both hold the same fingerprints of the same parts, as replicas that agree do."""
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("sites", "slots", "fingerprints")
+        )
 
 
 def _lowest(a: NDArray[np.int32], b: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -13,8 +13,9 @@ from aggregator.collective.inbox import CloseRequested, Inbox, Submitted
 from aggregator.collective.neighbours import Neighbours
 from aggregator.collective.record import Record
 from aggregator.collective.recording import RecorderFactory, default_recorder
-from aggregator.collective.transport import Link, Rendezvous
-from aggregator.collective.tree import TreePosition
+from aggregator.collective.transport import Rendezvous
+from aggregator.collective.tree import require_fan_in
+from aggregator.collective.waiting import Member, drive
 from aggregator.collective.waits import Waits
 from telemetry.errors import MergeDeadlineError, RankfoldError
 from telemetry.packet import Packet
@@ -37,7 +38,11 @@ class CollectiveAggregator:
     """
 
     def __init__(
-        self, recorder_factory: RecorderFactory = default_recorder, fan_in: int = 16, max_in_flight: int = 8
+        self,
+        recorder_factory: RecorderFactory = default_recorder,
+        fan_in: int = 16,
+        max_in_flight: int = 8,
+        host: str | None = None,
     ) -> None:
         """Make an aggregator that is not attached yet.
 
@@ -45,10 +50,12 @@ class CollectiveAggregator:
             recorder_factory: makes the writer of the record; called on rank zero, once all ranks agree.
             fan_in: most children of a rank in the tree; the same on all ranks.
             max_in_flight: submitted steps without an answer; beyond, a rank sends its steps without observations.
+            host: name of the machine, found if None; ranks that give the same one meet each other before any other.
         """
         self._recorder_factory = recorder_factory
         self._fan_in = fan_in
         self._max_in_flight = max_in_flight
+        self._host = host
         self._num_submitted = 0
         self._inbox = Inbox()
         self._coordinator: Coordinator | None = None
@@ -73,25 +80,28 @@ class CollectiveAggregator:
             raise
 
     def _attach(self, offer: AttachOffer) -> AttachReply:
-        position = TreePosition(offer.rank, offer.world_size, self._fan_in)
+        require_fan_in(self._fan_in)
+        rendezvous = Rendezvous(offer.rank, offer.world_size, offer.deadlines.attach_s)
+        position = rendezvous.find_place(self._fan_in, self._host)
         waits = Waits(position, offer.deadlines)
-        rendezvous = Rendezvous(position, offer.deadlines.attach_s)
-        neighbours = Neighbours(position, _connect(rendezvous, position, self._inbox, waits))
+        links = rendezvous.connect(self._inbox.on_frame, self._inbox.on_broken, waits)
+        member = Member(position, waits, Neighbours(position, links))
         record = Record(self._recorder_factory) if position.parent is None else None
-        coordinator = Coordinator(position, waits, neighbours, self._inbox, record)
+        coordinator = Coordinator(member, record)
         reply: Future[AttachReply] = Future()
 
         def run() -> None:
             try:
-                agreed = agree(offer, position, waits, neighbours, self._inbox, record, rendezvous.missing)
+                agreed = drive(agree(offer, member, record, rendezvous.missing), self._inbox)
+                rendezvous.finish()
             except Exception as error:
                 # First the links: the refusal must have left before it is raised and perhaps ends this process.
-                neighbours.close(waits.goodbye_s)
+                member.neighbours.close(waits.goodbye_s)
                 reply.set_exception(error)
                 return
             reply.set_result(agreed)
-            self._report = coordinator.serve()
-            neighbours.close(waits.goodbye_s)
+            self._report = drive(coordinator.serve(), self._inbox)
+            member.neighbours.close(waits.goodbye_s)
 
         self._thread = threading.Thread(target=run, name="rankfold-merge", daemon=True)
         self._close_s = offer.deadlines.close_s
@@ -136,13 +146,6 @@ class CollectiveAggregator:
                 coordinator.failure or _merge_stuck(self._close_s)
             )
         return self._final_report
-
-
-def _connect(rendezvous: Rendezvous, position: TreePosition, inbox: Inbox, waits: Waits) -> dict[int, Link]:
-    """Connect to the parent, then to the children: a child waits for its parent, so the root begins."""
-    parents = () if position.parent is None else (position.parent,)
-    links = rendezvous.connect(parents, inbox.on_frame, inbox.on_broken, waits.verdict_s)
-    return links | rendezvous.connect(position.children, inbox.on_frame, inbox.on_broken, waits.offers_s)
 
 
 def _merge_stuck(close_s: float) -> MergeDeadlineError:

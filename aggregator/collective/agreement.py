@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.ballot import Ballot
 from aggregator.collective.frames import Frame, FrameKind, missing_from_wire, missing_to_wire
-from aggregator.collective.inbox import Broken, Inbox, Received
-from aggregator.collective.neighbours import Neighbours
+from aggregator.collective.inbox import Broken, Received
 from aggregator.collective.record import Record
 from aggregator.collective.tree import TreePosition
-from aggregator.collective.waits import Waits
+from aggregator.collective.waiting import Member, Waiting
 from telemetry.errors import RankfoldError
 from telemetry.protocol import AttachOffer, AttachReply
 
@@ -21,19 +19,13 @@ __all__ = ["agree"]
 
 
 def agree(
-    offer: AttachOffer,
-    position: TreePosition,
-    waits: Waits,
-    neighbours: Neighbours,
-    inbox: Inbox,
-    record: Record | None,
-    not_arrived: Callable[[], Mapping[int, str]],
-) -> AttachReply:
-    """Take part in the agreement of all ranks; every rank calls this once, on its merging thread.
+    offer: AttachOffer, member: Member, record: Record | None, not_arrived: Callable[[], Mapping[int, str]]
+) -> Waiting[AttachReply]:
+    """Take part in the agreement of all ranks; every rank runs this once, on its merging thread.
 
     Args:
         offer: of this rank.
-        position, waits, neighbours, inbox: of this rank.
+        member: this rank.
         record: on rank zero, to be claimed if all agree; None elsewhere.
         not_arrived: returns the ranks that never came (rank → how long they were waited for).
 
@@ -44,28 +36,27 @@ def agree(
         RankfoldError: the ranks do not agree, one refuses, some did not come, or rank zero cannot write; the same
             error on every rank that can still be reached.
     """
-    ballot, missing = _collect(offer, position, waits, neighbours, inbox)
+    ballot, missing = yield from _collect(offer, member)
     if record is not None:
         body = _decide(offer, ballot, missing and (not_arrived() or missing), record)
     else:
         frame = Frame(FrameKind.OFFER, _to_body(ballot, missing))
-        body = _ask_parent(position, waits, neighbours, inbox, frame) or _refuse(
-            attach_timeout(position.rank, not_arrived() or {_parent(position): "did not answer"})
-        )
-    neighbours.send_down(Frame(FrameKind.VERDICT, body))
+        silent = {_parent(member.position): "did not answer"}
+        verdict = yield from _ask_parent(member, frame)
+        body = verdict or _refuse(attach_timeout(offer.rank, not_arrived() or silent))
+    member.neighbours.send_down(Frame(FrameKind.VERDICT, body))
     if body["refusal"] is not None:
         raise RankfoldError.from_wire(body["refusal"])
     return AttachReply(**body["reply"])
 
 
-def _collect(
-    offer: AttachOffer, position: TreePosition, waits: Waits, neighbours: Neighbours, inbox: Inbox
-) -> tuple[Ballot, dict[int, str]]:
+def _collect(offer: AttachOffer, member: Member) -> Waiting[tuple[Ballot, dict[int, str]]]:
+    position, neighbours = member.position, member.neighbours
     ballots: dict[int, Ballot] = {position.rank: Ballot.of(offer)}
     missing: dict[int, str] = {}
-    deadline = time.monotonic() + waits.offers_s
+    deadline = member.clock() + member.waits.offers_s
     while any(child not in ballots and neighbours.is_alive(child) for child in position.children):
-        event = inbox.take(deadline)
+        event = yield deadline
         if event is None:
             break
         if isinstance(event, Broken):
@@ -75,7 +66,7 @@ def _collect(
             missing.update(missing_from_wire(event.frame.body["missing"]))
     for child in position.children:
         if child not in ballots:
-            missing.update(dict.fromkeys(position.subtree(child), "did not come to watch"))
+            missing.update(dict.fromkeys(position.below[child], "did not come to watch"))
     whole = Ballot()
     for rank in sorted(ballots):
         whole.add(ballots[rank])
@@ -88,7 +79,7 @@ def _decide(offer: AttachOffer, ballot: Ballot, missing: Mapping[int, str], reco
     if refusal is not None:
         return _refuse(refusal)
     try:
-        reply = record.claim(offer, ballot.definitions())
+        reply = record.claim(offer, ballot.sites)
     except RankfoldError as error:
         return _refuse(error)
     except Exception as error:
@@ -96,13 +87,11 @@ def _decide(offer: AttachOffer, ballot: Ballot, missing: Mapping[int, str], reco
     return {"reply": vars(reply), "refusal": None}
 
 
-def _ask_parent(
-    position: TreePosition, waits: Waits, neighbours: Neighbours, inbox: Inbox, offer: Frame
-) -> dict[str, Any] | None:
+def _ask_parent(member: Member, offer: Frame) -> Waiting[dict[str, Any] | None]:
     """Return the verdict, or None if the parent is lost or silent."""
-    deadline = time.monotonic() + waits.verdict_s
+    neighbours, deadline = member.neighbours, member.clock() + member.waits.verdict_s
     neighbours.send_up(offer)
-    while neighbours.is_alive(_parent(position)) and (event := inbox.take(deadline)) is not None:
+    while neighbours.is_alive(_parent(member.position)) and (event := (yield deadline)) is not None:
         if isinstance(event, Broken):
             neighbours.forget(event.peer)
         elif isinstance(event, Received) and event.frame.kind is FrameKind.VERDICT:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aggregator.collective.absence import name_ranks
+from aggregator.definitions import DefinedSite, join_definitions
 from telemetry.errors import (
     CatalogueConflictError,
     ConfigurationError,
@@ -19,9 +20,6 @@ from telemetry.protocol import AttachOffer
 from telemetry.sites import SiteSpec
 
 __all__ = ["Ballot"]
-
-# Ranks kept for each definition of a site: enough to name, small however large the world.
-_MAX_WITNESSES: Final = 8
 
 # What every rank must say alike → (error, remedy) if they do not.
 _TERMS: Final[Mapping[str, tuple[type[ConfigurationError], str]]] = {
@@ -38,12 +36,12 @@ class Ballot:
     Attributes:
         failures: rank → its refusal.
         terms: name of a term → value as JSON text → ranks that say so.
-        sites: site as identified by everything that must be equal → (definition, some of the ranks that gave it).
+        sites: (definition, the lowest ranks that gave it); definitions that conflict stand beside each other.
     """
 
     failures: dict[int, RankfoldError] = field(default_factory=dict)
     terms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    sites: dict[tuple[Any, ...], tuple[SiteSpec, list[int]]] = field(default_factory=dict)
+    sites: tuple[DefinedSite, ...] = ()
 
     @staticmethod
     def of(offer: AttachOffer) -> Ballot:
@@ -56,7 +54,7 @@ class Ballot:
         return Ballot(
             failures={} if offer.failure is None else {offer.rank: offer.failure},
             terms={name: {json.dumps(value, sort_keys=True): [offer.rank]} for name, value in values.items()},
-            sites={_identity(site): (site, [offer.rank]) for site in offer.sites},
+            sites=join_definitions([[(site, (offer.rank,)) for site in offer.sites]]),
         )
 
     def add(self, other: Ballot) -> None:
@@ -65,14 +63,7 @@ class Ballot:
         for name, values in other.terms.items():
             for value, ranks in values.items():
                 self.terms.setdefault(name, {}).setdefault(value, []).extend(ranks)
-        for identity, (site, ranks) in other.sites.items():
-            known, witnesses = self.sites.get(identity, (site, []))
-            joined = known if known is site else known.with_aliases(site.aliases)
-            self.sites[identity] = joined, sorted({*witnesses, *ranks})[:_MAX_WITNESSES]
-
-    def definitions(self) -> tuple[SiteSpec, ...]:
-        """Return the sites of all ranks, each once; meaningful only if nothing conflicts."""
-        return tuple(site for site, _ in self.sites.values())
+        self.sites = join_definitions((self.sites, other.sites))
 
     def refusal(self) -> RankfoldError | None:
         """Return the error that every rank raises, or None if the ranks agree."""
@@ -101,8 +92,8 @@ class Ballot:
         return None
 
     def _sites_conflict(self) -> RankfoldError | None:
-        first: dict[int, tuple[SiteSpec, list[int]]] = {}
-        for site, ranks in self.sites.values():
+        first: dict[int, DefinedSite] = {}
+        for site, ranks in self.sites:
             known, witnesses = first.setdefault(site.site_id, (site, ranks))
             if difference := known.conflict_with(site):
                 return _conflict(site, difference, witnesses, ranks)
@@ -113,25 +104,22 @@ class Ballot:
         return {
             "failures": [[rank, error.to_wire()] for rank, error in self.failures.items()],
             "terms": self.terms,
-            "sites": [[site.to_wire(), ranks] for site, ranks in self.sites.values()],
+            "sites": [[site.to_wire(), ranks] for site, ranks in self.sites],
         }
 
     @staticmethod
     def from_wire(wire: Mapping[str, Any]) -> Ballot:
         """Undo :meth:`to_wire`."""
-        sites: Iterable[tuple[SiteSpec, list[int]]] = ((SiteSpec.from_wire(s), ranks) for s, ranks in wire["sites"])
         return Ballot(
             failures={rank: RankfoldError.from_wire(error) for rank, error in wire["failures"]},
             terms=wire["terms"],
-            sites={_identity(site): (site, ranks) for site, ranks in sites},
+            sites=tuple((SiteSpec.from_wire(site), tuple(ranks)) for site, ranks in wire["sites"]),
         )
 
 
-def _identity(site: SiteSpec) -> tuple[Any, ...]:
-    return site.kind, site.name, site.dtype, site.numel, site.placements, site.estimated
-
-
-def _conflict(site: SiteSpec, difference: str, ranks: list[int], others: list[int]) -> CatalogueConflictError:
+def _conflict(
+    site: SiteSpec, difference: str, ranks: tuple[int, ...], others: tuple[int, ...]
+) -> CatalogueConflictError:
     return CatalogueConflictError(
         f"{name_ranks(ranks)} and {name_ranks(others)} define {site.kind} {site.name} differently: {difference}",
         site=site.name,

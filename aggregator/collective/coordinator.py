@@ -1,24 +1,21 @@
-"""The merging thread of one rank: step after step, collect from below, send up, pass the answer down, until the close.
+"""The merge of one rank: step after step, collect from below, send up, pass the answer down, until the close.
 
-Only this thread acts; everything that happens reaches it through the inbox. It works on while the training thread
-hangs, so a rank that hangs is missing from a step, and its children are not.
+Only the thread that drives it acts; everything that happens reaches it as an event. It works on while the training
+thread hangs, so a rank that hangs is missing from a step, and its children are not.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aggregator.collective.absence import cut_off
 from aggregator.collective.account import Account, report_from_wire, report_to_wire
 from aggregator.collective.frames import Frame, FrameKind
-from aggregator.collective.inbox import Broken, CloseRequested, Event, Inbox, Received, Submitted
-from aggregator.collective.neighbours import Neighbours
+from aggregator.collective.inbox import Broken, CloseRequested, Event, Received, Submitted
 from aggregator.collective.record import Record
 from aggregator.collective.round import Brought, Closed, Contribution, merge_round
 from aggregator.collective.sources import Sources
-from aggregator.collective.tree import TreePosition
-from aggregator.collective.waits import Waits
+from aggregator.collective.waiting import Member, Waiting
 from telemetry.errors import MergeDeadlineError, PeerLostError, RankfoldError
 from telemetry.protocol import CloseReport
 
@@ -42,23 +39,21 @@ class Coordinator:
         account: totals as of the last answered step.
     """
 
-    def __init__(
-        self, position: TreePosition, waits: Waits, neighbours: Neighbours, inbox: Inbox, record: Record | None
-    ) -> None:
+    def __init__(self, member: Member, record: Record | None) -> None:
         """Take the place of one rank; ``record`` is given on rank zero and nowhere else."""
         self.failure: RankfoldError | None = None
         self.num_settled = 0
         self.account = Account()
-        self._position, self._waits = position, waits
-        self._neighbours, self._inbox, self._record = neighbours, inbox, record
-        self._sources = Sources((position.rank, *position.children))
+        self._position, self._waits = member.position, member.waits
+        self._neighbours, self._clock, self._record = member.neighbours, member.clock, record
+        self._sources = Sources((self._position.rank, *self._position.children))
         self._closed_at: float | None = None
         self._report: CloseReport | None = None
 
-    def serve(self) -> CloseReport:
+    def serve(self) -> Waiting[CloseReport]:
         """Merge until this rank closes; never raises. Returns the account of the run."""
         try:
-            return self._merge_until_closed()
+            return (yield from self._merge_until_closed())
         except _MergingStoppedError as stopped:
             failure, tell = stopped.error, stopped.tell
         except RankfoldError as error:
@@ -68,28 +63,28 @@ class Coordinator:
         self.failure = failure
         if tell:
             self._tell_neighbours(failure)
-        return self._wait_to_close(failure)
+        return (yield from self._wait_to_close(failure))
 
-    def _merge_until_closed(self) -> CloseReport:
+    def _merge_until_closed(self) -> Waiting[CloseReport]:
         for child in self._position.children:
             if not self._neighbours.is_alive(child):
                 self._take_broken(Broken(child, "its connection ended during attach"))
         while True:
-            contributions = self._collect()
+            contributions = yield from self._collect()
             outcome = merge_round(self._position, contributions)
             if isinstance(outcome, Closed):
-                return self._conclude(outcome)
-            self._settle(outcome)
+                return (yield from self._conclude(outcome))
+            yield from self._settle(outcome)
             self.num_settled += isinstance(contributions[self._position.rank], Brought)
 
     # One round: wait for this rank and its children.
 
-    def _collect(self) -> dict[int, Contribution]:
+    def _collect(self) -> Waiting[dict[int, Contribution]]:
         step_at: float | None = None
         while waiting := self._sources.waiting():
             if step_at is None and self._sources.has_step():
-                step_at = time.monotonic()
-            event = self._inbox.take(self._earliest(None if step_at is None else step_at + self._waits.round_s))
+                step_at = self._clock()
+            event = yield self._earliest(None if step_at is None else step_at + self._waits.round_s)
             if event is None:
                 self._give_up(waiting)
             elif (frame := self._take(event)) is not None:
@@ -153,13 +148,16 @@ class Coordinator:
 
     # One step: up, and the answer down.
 
-    def _settle(self, outcome: Brought) -> None:
+    def _settle(self, outcome: Brought) -> Waiting[None]:
         """Bring a step into the record, or to the parent.
 
         Raises:
             _MergingStoppedError: this step was the last.
         """
-        self._pass_ack(self._ask_parent(outcome) if self._record is None else self._commit(outcome, self._record))
+        if self._record is None:
+            self._pass_ack((yield from self._ask_parent(outcome)))
+        else:
+            self._pass_ack(self._commit(outcome, self._record))
 
     def _pass_ack(self, ack: Frame) -> None:
         self.account = Account(**ack.body["account"])
@@ -180,20 +178,20 @@ class Coordinator:
         }
         return Frame(FrameKind.ACK, body)
 
-    def _ask_parent(self, outcome: Brought) -> Frame:
+    def _ask_parent(self, outcome: Brought) -> Waiting[Frame]:
         self._neighbours.send_up(outcome.to_frame())
-        return self._hear(FrameKind.ACK, self._waits.ack_s, f"answer step {outcome.packet.step}")
+        return (yield from self._hear(FrameKind.ACK, self._waits.ack_s, f"answer step {outcome.packet.step}"))
 
-    def _hear(self, kind: FrameKind, timeout_s: float, what: str) -> Frame:
+    def _hear(self, kind: FrameKind, timeout_s: float, what: str) -> Waiting[Frame]:
         """Wait for a frame of the parent; an answer that merging has stopped ends every other wait, too."""
-        begun = time.monotonic()
+        begun = self._clock()
         while True:
             deadline = begun + timeout_s
             if self._closed_at is not None:
                 deadline = min(deadline, self._closed_at + self._waits.close_report_s)
-            event = self._inbox.take(deadline)
+            event = yield deadline
             if event is None:
-                raise self._silent_parent(what, time.monotonic() - begun)
+                raise self._silent_parent(what, self._clock() - begun)
             frame = self._take(event)
             if frame is None:
                 continue
@@ -221,12 +219,13 @@ class Coordinator:
 
     # The end.
 
-    def _conclude(self, outcome: Closed) -> CloseReport:
+    def _conclude(self, outcome: Closed) -> Waiting[CloseReport]:
         """Close after every rank that is left has closed."""
         if self._record is not None:
             return self._write_report(self._record, outcome.error, outcome.missing)
         self._neighbours.send_up(outcome.to_frame())
-        return self._pass_report(self._hear(FrameKind.REPORT, self._waits.close_report_s, "report the close"))
+        report = yield from self._hear(FrameKind.REPORT, self._waits.close_report_s, "report the close")
+        return self._pass_report(report)
 
     def _write_report(self, record: Record, failure: RankfoldError | None, missing: Any) -> CloseReport:
         report = record.close(self._waits.close_recorder_s, failure, missing)
@@ -246,7 +245,7 @@ class Coordinator:
             self._neighbours.send_up(frame)
         self._neighbours.send_down(frame)
 
-    def _wait_to_close(self, failure: RankfoldError) -> CloseReport:
+    def _wait_to_close(self, failure: RankfoldError) -> Waiting[CloseReport]:
         """Wait, after merging has stopped, for this rank to close, and then shortly for the account of rank zero."""
         # A rank that left before the others does not wait for them to end.
         has_left = self._closed_at is not None and self._position.rank in failure.failures
@@ -257,7 +256,7 @@ class Coordinator:
                 if self._report is not None or has_left or not self._can_hear_root():
                     break
             deadline = None if self._closed_at is None else self._closed_at + self._waits.close_report_s
-            event = self._inbox.take(deadline)
+            event = yield deadline
             if event is None:
                 break
             if isinstance(event, CloseRequested):

@@ -14,8 +14,8 @@ from telemetry.errors import PacketMalformedError, PacketVersionError
 __all__ = ["HEADER_BYTES", "Frame", "FrameKind", "missing_from_wire", "missing_to_wire", "parse_header"]
 
 _MAGIC: Final = b"RFLK"
-_VERSION: Final = 1
-_HEADER: Final = struct.Struct("<4sBB2xQ")
+_VERSION: Final = 2
+_HEADER: Final = struct.Struct("<4sBB2xIQ")
 _JSON_LENGTH: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size
 
@@ -49,48 +49,51 @@ class Frame:
         kind: what it says.
         body: JSON object.
         packet: serialised packet, only with STEP.
+        number: of this frame among those that its sender sent over this link, from 0.
     """
 
     kind: FrameKind
     body: Mapping[str, Any]
     packet: bytes | memoryview = b""
+    number: int = 0
 
     def encode(self) -> tuple[bytes, bytearray]:
         """Return header and payload; the payload is empty if there is nothing to say beyond the kind."""
         if not self.body and not self.packet:
-            return _HEADER.pack(_MAGIC, _VERSION, self.kind, 0), bytearray()
+            return self._header(0), bytearray()
         text = json.dumps(self.body, separators=(",", ":")).encode()
-        payload = bytearray(_JSON_LENGTH.pack(len(text)))
-        payload += text
-        payload += self.packet
-        return _HEADER.pack(_MAGIC, _VERSION, self.kind, len(payload)), payload
+        payload = bytearray().join((_JSON_LENGTH.pack(len(text)), text, self.packet))
+        return self._header(len(payload)), payload
+
+    def _header(self, num_bytes: int) -> bytes:
+        return _HEADER.pack(_MAGIC, _VERSION, self.kind, self.number, num_bytes)
 
     @staticmethod
-    def decode(kind: FrameKind, payload: bytes | bytearray | memoryview) -> Frame:
-        """Rebuild a frame from its kind and payload.
+    def decode(kind: FrameKind, number: int, payload: bytes | bytearray | memoryview) -> Frame:
+        """Rebuild a frame from its kind, number and payload.
 
         Raises:
             PacketMalformedError: the payload is cut or no JSON.
         """
         if not payload:
-            return Frame(kind, {})
+            return Frame(kind, {}, number=number)
         view = memoryview(payload)
         try:
             (length,) = _JSON_LENGTH.unpack(view[: _JSON_LENGTH.size])
             body = json.loads(bytes(view[_JSON_LENGTH.size : _JSON_LENGTH.size + length]))
         except (struct.error, ValueError) as error:
             raise PacketMalformedError(f"the body of a {kind.name} frame cannot be read: {error}") from error
-        return Frame(kind, body, view[_JSON_LENGTH.size + length :])
+        return Frame(kind, body, view[_JSON_LENGTH.size + length :], number)
 
 
-def parse_header(header: bytes) -> tuple[FrameKind, int]:
-    """Return kind and payload length of a header of ``HEADER_BYTES`` bytes.
+def parse_header(header: bytes) -> tuple[FrameKind, int, int]:
+    """Return kind, number and payload length of a header of ``HEADER_BYTES`` bytes.
 
     Raises:
         PacketMalformedError: the bytes are no header.
         PacketVersionError: the peer speaks another version.
     """
-    magic, version, kind, length = _HEADER.unpack(header)
+    magic, version, kind, number, length = _HEADER.unpack(header)
     if magic != _MAGIC:
         raise PacketMalformedError(f"a frame begins with {magic!r}")
     if version != _VERSION:
@@ -99,7 +102,7 @@ def parse_header(header: bytes) -> tuple[FrameKind, int]:
             remedy="run the same version of Rankfold on every rank",
         )
     try:
-        return FrameKind(kind), length
+        return FrameKind(kind), number, length
     except ValueError as error:
         raise PacketMalformedError(f"a frame has the unknown kind {kind}") from error
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from aggregator.collective.frames import Frame
+from aggregator.collective.order import FrameOrder
 from telemetry.packet import Packet
 
 __all__ = ["Broken", "CloseRequested", "Event", "Inbox", "Received", "Submitted"]
@@ -27,7 +28,7 @@ class CloseRequested:
     """The training thread closes; nothing comes from it any more."""
 
     at: float
-    """Monotonic seconds."""
+    """Seconds of the member's clock."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,23 @@ Event = Submitted | CloseRequested | Received | Broken
 
 
 class Inbox:
-    """Events in the order in which they happened; any thread puts, the merging thread takes."""
+    """Events in the order in which they happened; any thread puts, the merging thread takes.
+
+    Frames of a peer are put in the order in which the peer sent them, each once, whatever the transport did.
+    """
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._orders: dict[int, FrameOrder] = {}
 
     def put(self, event: Event) -> None:
         """Add an event; never blocks."""
         self._events.put(event)
 
     def on_frame(self, peer: int, frame: Frame) -> None:
-        """Add a frame; the callback of a link."""
-        self.put(Received(peer, frame))
+        """Add a frame; the callback of a link. Calls for one peer come from one thread."""
+        for due in self._orders.setdefault(peer, FrameOrder()).accept(frame):
+            self.put(Received(peer, due))
 
     def on_broken(self, peer: int, reason: str) -> None:
         """Add the end of a connection; the callback of a link."""
@@ -72,5 +78,12 @@ class Inbox:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def poll(self) -> Event | None:
+        """Return the next event, or None if nothing has happened."""
+        try:
+            return self._events.get_nowait()
         except queue.Empty:
             return None

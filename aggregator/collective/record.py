@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from aggregator.catalogue import Catalogue, MergedStep
 from aggregator.collective.account import Account
 from aggregator.collective.recording import RecorderFactory, StepRecorder
 from aggregator.collective.round import Brought
-from aggregator.merge import MAX_FINDINGS
+from aggregator.definitions import DefinedSite, defined_sites, join_definitions
+from aggregator.findings import FindingLog
 from telemetry.errors import HistoryError, PacketMalformedError, RankfoldError
 from telemetry.packet import Packet
 from telemetry.protocol import AttachOffer, AttachReply, CloseReport, SinkReport
-from telemetry.sites import SiteSpec
 
 __all__ = ["Record"]
 
@@ -27,21 +26,21 @@ class Record:
         self._factory = factory
         self._recorder: StepRecorder | None = None
         self._catalogue = Catalogue()
-        self._offered: dict[int, SiteSpec] = {}
+        self._offered: dict[int, DefinedSite] = {}
         self._missing: set[int] = set()
-        self._findings: list[Mapping[str, Any]] = []
+        self._findings = FindingLog()
         self.account = Account()
 
-    def claim(self, offer: AttachOffer, sites: Iterable[SiteSpec]) -> AttachReply:
+    def claim(self, offer: AttachOffer, sites: Iterable[DefinedSite]) -> AttachReply:
         """Open the record with the sites of all ranks.
 
         Raises:
             RankfoldError: the recorder refuses.
         """
-        self._offered = {site.site_id: site for site in sites}
+        self._offered = {site.site_id: (site, ranks) for site, ranks in sites}
         recorder = self._factory()
         try:
-            reply = recorder.claim(replace(offer, sites=tuple(self._offered.values())))
+            reply = recorder.claim(replace(offer, sites=tuple(site for site, _ in self._offered.values())))
         except BaseException:
             recorder.abort()
             raise
@@ -68,22 +67,29 @@ class Record:
                 step=step.step,
                 remedy="what was committed before is readable; free or repair the storage and resume the run",
             ) from error
-        self._findings.extend(step.packet.findings[: MAX_FINDINGS - len(self._findings)])
+        self._findings.add(step.packet.findings)
         self.account = self.account.with_step(
             step.step, is_partial=step.is_partial, num_abstained=len(outcome.packet.abstained)
         )
 
     def _with_definitions(self, packet: Packet) -> Packet:
         """Add the definitions that came with the offers to the first packet that has rows of them."""
+        if not packet.definitions and self._catalogue.knows(packet.sites):
+            return packet
         defined = {site.site_id for site in packet.definitions}
-        lacking = [key for key in map(int, packet.sites) if key not in self._catalogue and key not in defined]
-        unknown = [key for key in lacking if key not in self._offered]
+        new = [key for key in dict.fromkeys((*packet.sites.tolist(), *defined)) if key not in self._catalogue]
+        unknown = [key for key in new if key not in self._offered and key not in defined]
         if unknown:
             raise PacketMalformedError(
                 f"{len(unknown)} rows have site ids that no rank has defined, the first is {unknown[0]:#018x}",
                 step=packet.step,
             )
-        return replace(packet, definitions=(*packet.definitions, *(self._offered[key] for key in lacking)))
+        # What was offered goes first: it is the earlier definition.
+        offered = [self._offered[key] for key in new if key in self._offered]
+        joined = join_definitions((offered, defined_sites(packet)))
+        return replace(
+            packet, definitions=tuple(site for site, _ in joined), defined_by=tuple(ranks for _, ranks in joined)
+        )
 
     def close(self, deadline_s: float, failure: RankfoldError | None, missing: Iterable[int]) -> CloseReport:
         """Close the recorder within ``deadline_s`` and return the account of the run; never raises."""
@@ -95,7 +101,7 @@ class Record:
             except Exception as error:
                 failure = failure or _close_failed(error)
                 self._recorder.abort()
-        return self.account.report(failure, self._missing, sinks, tuple(self._findings))
+        return self.account.report(failure, self._missing, sinks, self._findings.report())
 
 
 def _close_failed(error: Exception) -> RankfoldError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Protocol
 
 from aggregator.catalogue import MergedStep
@@ -45,5 +44,6 @@ RecorderFactory = Callable[[], StepRecorder]
 
 def default_recorder() -> StepRecorder:
     """Make the recorder of run directories; imported here so that other ranks never load it."""
-    made: StepRecorder = import_module("aggregator.recorder").Recorder()
-    return made
+    from aggregator.recorder import Recorder
+
+    return Recorder()

@@ -74,20 +74,20 @@ Outcome = Brought | Closed
 
 
 def merge_round(position: TreePosition, contributions: Mapping[int, Contribution]) -> Outcome:
-    """Fold what a rank and its children brought, in rank order.
+    """Fold what a rank and its children brought: its own first, then the children in rank order.
 
     Args:
         position: the rank that folds.
         contributions: one for the rank itself and for each of its children.
 
     Returns:
-        ``Brought`` if any source brought a step: the step of the lowest such source counts, one that brought another
+        ``Brought`` if any source brought a step: the step of the first such source counts, one that brought another
         step or closed is missing from it. ``Closed`` if all that are left have closed.
 
     Raises:
         RankfoldError: the packets do not merge.
     """
-    sources = sorted(contributions)
+    sources = (position.rank, *position.children)
     brought = {source: c for source in sources if isinstance(c := contributions[source], Brought)}
     lead = next(iter(brought.values()), None)
     missing: dict[int, str] = {}
@@ -95,7 +95,7 @@ def merge_round(position: TreePosition, contributions: Mapping[int, Contribution
     for source in sources:
         told = _judge(source, contributions[source], lead)
         if isinstance(told, Absent):
-            ranks = (source,) if source == position.rank else position.subtree(source)
+            ranks = (source,) if source == position.rank else position.below[source]
             missing.update(dict.fromkeys(ranks, told.reason))
             errors.append(told.error)
             brought.pop(source, None)

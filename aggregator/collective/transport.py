@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, cast
@@ -24,9 +24,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, _get_default_store
 
+from aggregator.collective.absence import attach_timeout
 from aggregator.collective.attempt import Attempt
 from aggregator.collective.frames import HEADER_BYTES, Frame, FrameKind, parse_header
-from aggregator.collective.tree import TreePosition
+from aggregator.collective.places import find_place, forget_place
+from aggregator.collective.tree import TreePosition, plan_tree
+from aggregator.collective.waits import Waits
 from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
 
 __all__ = ["Link", "Rendezvous"]
@@ -38,7 +41,6 @@ _BREAK_WAIT_S: Final = 1.0
 # Sends are not waited for, so their buffers are kept until they must have left: neighbours answer every frame but the
 # last few, so more parts than these are never under way.
 _KEPT_PARTS: Final = 32
-_POLL_S: Final = 0.02
 
 OnFrame = Callable[[int, Frame], None]
 OnBroken = Callable[[int, str], None]
@@ -114,9 +116,9 @@ class Link:
         self._on_broken(self.peer, "it ended the connection")
 
     def _read_frame(self, group: Any) -> Frame:
-        kind, length = parse_header(self._receive(group, HEADER_BYTES, _HEADER_TAG).tobytes())
+        kind, number, length = parse_header(self._receive(group, HEADER_BYTES, _HEADER_TAG).tobytes())
         payload = memoryview(self._receive(group, length, _PAYLOAD_TAG)) if length else b""
-        return Frame.decode(kind, payload)
+        return Frame.decode(kind, number, payload)
 
     def _receive(self, group: Any, num_bytes: int, tag: int) -> Any:
         tensor = torch.empty(num_bytes, dtype=torch.uint8)
@@ -125,71 +127,95 @@ class Link:
 
 
 class Rendezvous:
-    """Finds the neighbours of one rank and connects to them, within one deadline."""
+    """Finds the place of one rank in the tree and connects it to its neighbours, within one deadline."""
 
-    def __init__(self, position: TreePosition, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
         """Agree with all ranks on the name of this attempt. Called on the training thread of every rank.
 
         Args:
-            position: this rank.
-            timeout_s: for this and for :meth:`connect` together.
+            rank, world_size: of this process.
+            timeout_s: for this, :meth:`find_place` and :meth:`connect` together.
 
         Raises:
             ProcessGroupMissingError: the world has several ranks but ``torch.distributed`` is not initialised.
             AttachTimeoutError: some rank did not come.
         """
-        self._position = position
+        self._rank, self._world_size = rank, world_size
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        if position.world_size == 1:
+        if world_size == 1:
             return
         if not dist.is_initialized():
             raise ProcessGroupMissingError(
-                f"the job has {position.world_size} ranks, but torch.distributed is not initialised",
-                rank=position.rank,
+                f"the job has {world_size} ranks, but torch.distributed is not initialised",
+                rank=rank,
                 remedy="call torch.distributed.init_process_group before telemetry.watch",
             )
-        self._attempt = Attempt(_part_of_store, position.rank, position.world_size)
+        self._attempt = Attempt(_part_of_store, rank, world_size)
         self._attempt.agree(self._deadline, timeout_s)
         self._store = _part_of_store(self._attempt.prefix)
-        self._store.set(str(position.rank), "here")
         self._device = _host_device()
 
-    def connect(
-        self, peers: Iterable[int], on_frame: OnFrame, on_broken: OnBroken, grace_s: float = 0.0
-    ) -> dict[int, Link]:
-        """Connect to neighbours, each as soon as it is there; both sides of a link call this.
+    def find_place(self, fan_in: int, host: str | None) -> TreePosition:
+        """Return where this rank stands in the tree; see :func:`aggregator.collective.places.find_place`.
+
+        Raises:
+            AttachTimeoutError: some rank did not come.
+        """
+        if self._world_size == 1:
+            return plan_tree([""], fan_in)[0]
+        try:
+            self._position = find_place(
+                self._store,
+                self._rank,
+                self._world_size,
+                host=host,
+                fan_in=fan_in,
+                timeout_s=self._remaining_s(),
+            )
+        except RuntimeError as error:
+            raise attach_timeout(self._rank, self.missing() or {0: "gave no place in the tree"}) from error
+        return self._position
+
+    def connect(self, on_frame: OnFrame, on_broken: OnBroken, waits: Waits) -> dict[int, Link]:
+        """Connect to the parent, then to the children, in rank order; both sides of a link call this.
+
+        A child waits for its parent, so rank zero begins. Every rank has come by now: the wait is for neighbours that
+        are busy with others.
 
         Args:
-            peers: parent or children; those that do not come in time are left out of the result.
             on_frame, on_broken: see :class:`Link`.
-            grace_s: how much longer than the deadline a peer may be busy with other neighbours.
+            waits: of this rank, for how much longer than the deadline a neighbour may be busy.
+
+        Returns:
+            Peer → link; those that could not be connected in time are left out.
         """
-        waiting, links = list(peers), {}
-        while waiting:
-            for peer in [peer for peer in waiting if self._store.check([str(peer)])]:
-                waiting.remove(peer)
-                if (link := self._connect(peer, on_frame, on_broken, grace_s)) is not None:
-                    links[peer] = link
-            if time.monotonic() > self._deadline:
-                break
-            if waiting:
-                time.sleep(_POLL_S)
+        links: dict[int, Link] = {}
+        if self._world_size == 1:
+            return links
+        for peer in self._position.neighbours:
+            grace_s = waits.verdict_s if peer == self._position.parent else waits.offers_s
+            if (group := self._connect(peer, self._remaining_s() + grace_s)) is not None:
+                links[peer] = Link(group, peer, int(peer != self._position.parent), on_frame, on_broken)
         return links
 
-    def _connect(self, peer: int, on_frame: OnFrame, on_broken: OnBroken, grace_s: float) -> Link | None:
-        parent, child = sorted((self._position.rank, peer))
-        slot = int(self._position.rank == child)
+    def _connect(self, peer: int, timeout_s: float) -> Any:
+        is_child = peer == self._position.parent
+        parent, child = (peer, self._rank) if is_child else (self._rank, peer)
         store = PrefixStore(f"{parent}-{child}", self._store)
         try:
-            group = ProcessGroupGloo(store, slot, 2, _options(self._device, self._remaining_s() + grace_s))
+            return ProcessGroupGloo(store, int(is_child), 2, _options(self._device, timeout_s))
         except RuntimeError:
             return None
-        return Link(group, peer, 1 - slot, on_frame, on_broken)
 
     def missing(self) -> dict[int, str]:
         """Return the ranks that have not come, with how long they were waited for."""
-        return self._attempt.missing(self._timeout_s) if self._position.world_size > 1 else {}
+        return self._attempt.missing(self._timeout_s) if self._world_size > 1 else {}
+
+    def finish(self) -> None:
+        """Remove what this rank left in the store, which later attempts may share."""
+        if self._world_size > 1:
+            forget_place(self._store, self._rank)
 
     def _remaining_s(self) -> float:
         return max(0.05, self._deadline - time.monotonic())

@@ -34,7 +34,7 @@ class Waits:
     @property
     def verdict_s(self) -> float:
         """For the answer of the root at attach."""
-        return self.deadlines.attach_s + self.grace_s * (2 * self._levels + 1)
+        return self.deadlines.attach_s + self.grace_s * (2 * self.position.levels + 1)
 
     @property
     def round_s(self) -> float:
@@ -45,12 +45,12 @@ class Waits:
     def ack_s(self) -> float:
         """For the root to answer a step: at worst each level above waits in full. Only a dead parent takes so long."""
         depth = self.position.depth
-        return depth * (self.deadlines.merge_s + self.grace_s * self._levels) + 2 * self.grace_s
+        return depth * (self.deadlines.merge_s + self.grace_s * self.position.levels) + 2 * self.grace_s
 
     @property
     def close_rounds_s(self) -> float:
         """After close began: for the steps in flight and the closes of the children, longest at the root."""
-        share = self.position.height / self._levels if self._levels else 1.0
+        share = self.position.height / self.position.levels if self.position.levels else 1.0
         return self.deadlines.close_s * (0.25 + 0.25 * share)
 
     @property
@@ -67,7 +67,3 @@ class Waits:
     def goodbye_s(self) -> float:
         """For the neighbours to take the last frames and say that they have."""
         return min(5.0, 0.2 * self.deadlines.close_s)
-
-    @property
-    def _levels(self) -> int:
-        return TreePosition(0, self.position.world_size, self.position.fan_in).height

@@ -175,6 +175,7 @@ def _step(step: MergedStep) -> Mapping[str, Any]:
         **vars(step.packet.facts),
         "world_size": step.packet.world_size,
         "num_ranks": step.num_ranks,
+        "num_findings": len(step.packet.findings),
         "missing": {str(rank): reason for rank, reason in sorted(step.missing.items())},
     }
 

@@ -113,6 +113,7 @@ class TensorBoardSink:
             "rankfold/self_ms": facts.self_s * 1e3,
             "rankfold/step_ms": facts.step_s * 1e3,
             "rankfold/ranks_merged": step.num_ranks,
+            "rankfold/findings": len(step.packet.findings),
         }
         for field in self.fields:
             for site, value in zip(step.sites, step_values(step, field), strict=True):

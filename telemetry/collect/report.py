@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from telemetry.presence import Presence
 from telemetry.protocol import CloseReport
@@ -86,5 +87,10 @@ class SessionReport:
         for sink in merge.sinks:
             dropped = f", {sink.num_dropped} dropped" if sink.num_dropped else ""
             lines.append(f"  sink {sink.name}: {sink.state}, {sink.num_emitted} steps{dropped} {sink.detail}".rstrip())
-        lines += [f"  finding {finding['code']}: {finding['message']}" for finding in merge.findings[:20]]
+        lines += [_finding_line(finding) for finding in merge.findings[:20]]
         return lines
+
+
+def _finding_line(finding: Mapping[str, Any]) -> str:
+    again = f" (at {finding['count']} steps)" if finding.get("count", 1) > 1 else ""
+    return f"  finding {finding['code']}: {finding['message']}{again}"

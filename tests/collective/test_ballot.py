@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from aggregator.collective.ballot import Ballot
 from telemetry.errors import CatalogueConflictError, NothingSelectedError, SketchDescriptorMismatchError
 from telemetry.summary import HistogramDescriptor
@@ -22,13 +24,13 @@ def test_equal_offers_agree_whatever_their_local_shapes():
     ballots = [Ballot.of(offer(rank, 3, sites=(make_site("a", shape=(rank,)),))) for rank in range(3)]
     whole = _count(_count(*ballots[:2]), ballots[2])
     assert whole.refusal() is None
-    assert [site.name for site in whole.definitions()] == ["a"]
+    assert [site.name for site, _ in whole.sites] == ["a"]
 
 
 def test_sites_of_all_ranks_are_united_with_their_aliases():
     one = Ballot.of(offer(0, 2, sites=(make_site("a", aliases=("x",)), make_site("b"))))
     two = Ballot.of(offer(1, 2, sites=(make_site("a", aliases=("y",)), make_site("c"))))
-    sites = {site.name: site.aliases for site in _count(one, two).definitions()}
+    sites = {site.name: site.aliases for site, _ in _count(one, two).sites}
     assert sites == {"a": ("x", "y"), "b": (), "c": ()}
 
 
@@ -54,3 +56,17 @@ def test_a_conflict_keeps_few_witnesses_however_many_ranks():
     assert error.site == "a"
     assert len(error.failures) == 16
     assert len(whole.to_wire()["sites"]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "int8"}, {"placements": (("dp", "replica"),)}, {"numel": 3}, {"estimated": True}]
+)
+def test_any_difference_that_makes_a_sum_meaningless_names_the_site_and_both_sides(changes):
+    ballots = [
+        Ballot.of(offer(r, 4, sites=(make_site("b"), make_site("a", **(changes if r == 2 else {}))))) for r in range(4)
+    ]
+    error = _count(_count(*ballots[2:]), _count(*ballots[:2])).refusal()
+    assert type(error) is CatalogueConflictError
+    assert error.site == "a"
+    assert {rank: text for rank, text in error.failures.items() if text == error.failures[2]} == {2: error.failures[2]}
+    assert next(iter(changes)) in error.message

@@ -15,18 +15,19 @@ from aggregator.collective.frames import (
     missing_to_wire,
     parse_header,
 )
+from aggregator.collective.order import FrameOrder
 from telemetry.errors import MergeDeadlineError, PacketMalformedError, PacketVersionError
 from telemetry.protocol import CloseReport, SinkReport
 
 BODIES = st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=9) | st.none(), max_size=4)
 
 
-@given(st.sampled_from(FrameKind), BODIES, st.binary(max_size=50))
-def test_a_frame_survives_its_bytes(kind, body, packet):
-    header, payload = Frame(kind, body, packet).encode()
-    assert parse_header(header) == (kind, len(payload))
-    decoded = Frame.decode(kind, payload)
-    assert (decoded.kind, decoded.body, bytes(decoded.packet)) == (kind, body, packet)
+@given(st.sampled_from(FrameKind), BODIES, st.binary(max_size=50), st.integers(0, 2**32 - 1))
+def test_a_frame_survives_its_bytes(kind, body, packet, number):
+    header, payload = Frame(kind, body, packet, number).encode()
+    assert parse_header(header) == (kind, number, len(payload))
+    decoded = Frame.decode(kind, number, payload)
+    assert (decoded.kind, decoded.body, bytes(decoded.packet), decoded.number) == (kind, body, packet, number)
 
 
 def test_a_frame_that_says_only_its_kind_has_no_payload():
@@ -47,7 +48,7 @@ def test_a_damaged_header_is_refused(position, error):
 @pytest.mark.parametrize("payload", [b"\0", b"\xff" * 8, b"\2\0\0\0\0\0\0\0{x"])
 def test_a_payload_that_cannot_be_read_is_refused(payload):
     with pytest.raises(PacketMalformedError, match="ACK"):
-        Frame.decode(FrameKind.ACK, payload)
+        Frame.decode(FrameKind.ACK, 0, payload)
 
 
 @given(st.dictionaries(st.integers(0, 100), st.sampled_from(["lost", "late", "left"])))
@@ -68,3 +69,16 @@ def test_a_report_survives_the_wire():
         {3: "late"},
     )
     assert vars(copy) | {"failure": None} == vars(report) | {"failure": None}
+
+
+@given(st.permutations(range(8)), st.lists(st.integers(0, 7), max_size=8))
+def test_frames_are_accepted_in_the_order_of_their_sender_each_once(arrival, repeated):
+    order = FrameOrder()
+    sent = [Frame(FrameKind.STEP, {"n": n}, number=n) for n in range(8)]
+    accepted = [frame for n in (*arrival, *repeated) for frame in order.accept(sent[n])]
+    assert accepted == sent
+
+
+def test_what_was_sent_after_a_lost_frame_is_never_taken_for_it():
+    order = FrameOrder()
+    assert list(order.accept(Frame(FrameKind.STEP, {}, number=1))) == []

@@ -140,6 +140,34 @@ def test_sites_offered_at_attach_are_new_in_the_first_step_that_has_them():
     assert run_ranks(_sites_known_from_the_offer, 2)[0] == [{"layer.0", "layer.1"}, set()]
 
 
+def _conflict_during_the_run(rank, world_size):
+    """Rank 2 offers a site at attach; rank 3 meets it in the second step and defines it otherwise."""
+    offered = (make_site("late"),) if rank == 2 else ()
+    aggregator, recorder = attach(rank, world_size, sites=offered)
+    for step in (1, 2, 3):
+        names = [f"own.{rank}", "shared"] if rank % 2 else ["shared", f"own.{rank}"]
+        values = {name: [1.0] for name in names} | ({"late": [1.0]} if rank in (2, 3) and step > rank - 2 else {})
+        packet = make_packet(rank, world_size, step, {} if rank == 1 else values)
+        if rank == 3:
+            changed = (replace(site, dtype="int8") if site.name == "late" else site for site in packet.definitions)
+            packet = replace(packet, definitions=tuple(changed))
+        aggregator.submit(packet)
+    report = aggregator.close()
+    told = [[dict(f) for f in s.packet.findings] for s in recorder.steps]
+    totals = [{site.name: int(s.packet.ints[i, TOTAL]) for i, site in enumerate(s.sites)} for s in recorder.steps]
+    return report, told, totals, [s.packet.ranks for s in recorder.steps]
+
+
+def test_a_conflict_that_appears_during_the_run_names_the_ranks_and_costs_that_site_alone():
+    report, told, totals, ranks = run_ranks(_conflict_during_the_run, 4)[0]
+    assert report.failure is None
+    assert ranks == [(0, 1, 2, 3)] * 3
+    found = [(f["step"], f["site"], f["ranks"], f["other_ranks"]) for step in told for f in step]
+    assert found[0] == (2, "late", [3], [2])
+    own = {"own.0": 1, "own.2": 1, "own.3": 1, "shared": 3}
+    assert totals == [{**own, "late": 1}, {**own, "late": 0}, {**own, "late": 0}]
+
+
 def _five_mebibytes(rank, world_size):
     aggregator, recorder = attach(rank, world_size)
     small = make_packet(rank, world_size, 1, {"one": [1.0, 2.0, 4.0]}, histograms=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from aggregator.collective.round import Absent, Brought, Closed, merge_round
-from aggregator.collective.tree import TreePosition
+from aggregator.collective.tree import plan_tree
 from telemetry.errors import HistoryError, MergeDeadlineError, PacketMalformedError, PeerLostError
 from tests.packets import make_packet
 
 # Rank 1 of seven at fan-in 2: children 3 and 4, none of which has any.
-POSITION = TreePosition(1, 7, 2)
-ROOT = TreePosition(0, 7, 2)
+ROOT, POSITION, *_ = plan_tree(["host"] * 7, 2)
 LATE = Absent("brought nothing", MergeDeadlineError("late"))
 LOST = Absent("lost", PeerLostError("lost"))
 
@@ -69,7 +68,7 @@ def test_a_child_that_closed_has_left_before_the_step():
     assert outcome.missing == {3: "left before step 5: it had closed its session"}
 
 
-def test_the_step_of_the_lowest_rank_counts_and_another_is_refused_by_name():
+def test_the_step_of_the_rank_itself_counts_and_another_is_refused_by_name():
     outcome = merge_round(POSITION, {1: _brought(1, 10), 3: _brought(3, 20), 4: _brought(4, 10)})
     assert outcome.packet.ranks == (1, 4)
     assert type(outcome.error) is PacketMalformedError

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from aggregator.catalogue import Catalogue, MergedStep
 from aggregator.merge import merge_packets
+from telemetry.packet import Packet
+from telemetry.presence import Presence
+from telemetry.summary.fields import TOTAL
 from tests.packets import make_packet, make_site
 
 
@@ -30,6 +37,60 @@ def test_a_conflicting_definition_becomes_a_finding_and_the_first_one_stays():
     assert (finding["code"], finding["step"]) == ("catalogue_conflict", 4)
     assert "dtype" in finding["message"]
     assert step.sites[0].dtype == "bfloat16"
+
+
+def _defining(rank, step, **changes):
+    packet = make_packet(rank, 4, step, {"a": [1.0] * (rank + 1), "b": [1.0]}, histograms=True)
+    return replace(packet, definitions=(make_site("a", **changes), make_site("b")))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "bfloat16"}, {"placements": (("dp", "replica"),)}, {"numel": 7}, {"estimated": True}]
+)
+def test_ranks_that_define_a_site_differently_in_one_step_are_named(changes):
+    packets = [_defining(rank, 5, **(changes if rank == 2 else {})) for rank in range(4)]
+    step = MergedStep.resolve(merge_packets(packets), Catalogue())
+    (finding,) = step.packet.findings
+    assert (finding["code"], finding["site"], finding["step"]) == ("catalogue_conflict", "a", 5)
+    assert (finding["ranks"], finding["other_ranks"]) == ([2], [0, 1, 3])
+    assert "rank 2 against ranks 0, 1, 3" in finding["message"]
+    assert next(iter(changes)) in finding["message"]
+
+
+def test_a_site_in_conflict_has_no_numbers_from_then_on_and_every_other_site_keeps_its_own():
+    catalogue = Catalogue()
+    alone = MergedStep.resolve(merge_packets([_defining(rank, 1) for rank in (0, 1)]), catalogue)
+    both = MergedStep.resolve(
+        merge_packets([_defining(0, 2), replace(_defining(1, 2), definitions=()), _defining(3, 2, dtype="int8")]),
+        catalogue,
+    )
+    known = replace(merge_packets([_defining(0, 3), _defining(3, 3)]), definitions=(), defined_by=())
+    later = MergedStep.resolve(known, catalogue)
+    rows = {name: [site.name for site in both.sites].index(name) for name in "ab"}
+    assert alone.packet.ints[rows["a"], TOTAL] == 3
+    for step, num_ranks in ((both, 3), (later, 2)):
+        packet = step.packet
+        assert packet.presence[rows["a"]] == Presence.UNSUPPORTED
+        assert packet.ints[rows["a"]].sum() == packet.num_observed[rows["a"]] == 0
+        assert "rank 3 against ranks 0, 1" in packet.reasons[packet.reason[rows["a"]]]
+        assert packet.num_scheduled[rows["a"]] == num_ranks
+        assert packet.hist_sites.tolist() == [make_site("b").site_id]
+        assert packet.ints[rows["b"], TOTAL] == num_ranks
+    assert len(both.packet.findings) == 1
+    assert later.packet.findings == ()
+
+
+def test_local_shapes_may_differ_and_make_one_definition():
+    merged = merge_packets([_defining(rank, 1, shape=(rank,)) for rank in range(4)])
+    assert [site.name for site in merged.definitions] == ["a", "b"]
+    assert merged.defined_by == ((0, 1, 2, 3), (0, 1, 2, 3))
+
+
+def test_who_defined_a_site_survives_the_bytes():
+    merged = merge_packets([_defining(rank, 1, dtype="int8" if rank else "float64") for rank in range(3)])
+    copy = Packet.from_bytes(merged.to_bytes())
+    assert (copy.definitions, copy.defined_by) == (merged.definitions, merged.defined_by)
+    assert len(copy.definitions) == 3
 
 
 def test_aliases_of_several_ranks_are_joined():

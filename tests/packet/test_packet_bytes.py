@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aggregator.merge import merge_packets
 from telemetry.errors import PacketMalformedError, PacketVersionError
 from telemetry.packet import PACKET_VERSION, Packet, StepFacts
+from telemetry.replicas import ReplicaTable
 from tests.packets import make_packet
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
@@ -27,9 +28,11 @@ def _full_packet():
 
 
 def _assert_equal(a, b):
-    for field in fields(Packet):
+    for field in fields(a):
         mine, theirs = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(mine, np.ndarray):
+        if isinstance(mine, ReplicaTable):
+            _assert_equal(mine, theirs)
+        elif isinstance(mine, np.ndarray):
             assert mine.dtype == theirs.dtype, field.name
             np.testing.assert_array_equal(mine, theirs, err_msg=field.name)
         else:

@@ -125,6 +125,7 @@ def test_own_cost_coverage_metadata_and_findings_are_there(tmp_path):
     assert values_of(tmp_path, "rankfold/self_ms") == {1: 1.0}
     assert values_of(tmp_path, "rankfold/step_ms") == {1: 250.0}
     assert values_of(tmp_path, "rankfold/ranks_merged") == {1: 1.0}
+    assert values_of(tmp_path, "rankfold/findings") == {1: 1.0}
     events = read(tmp_path)
     texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert '"model":"tiny"' in texts["rankfold/run/text_summary"]
