@@ -59,6 +59,7 @@ class AttachOffer:
         resume_step: first step of the segment that continues an existing run, or None for a new run.
         deadlines: see :class:`Deadlines`.
         failure: what this rank refuses for; every rank then raises it.
+        health: built-in checks of the merged steps: True, False, or the ``aggregator.health.Thresholds`` to use.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class AttachOffer:
     resume_step: int | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     failure: RankfoldError | None = None
+    health: Any = True
 
 
 @dataclass(frozen=True)
