@@ -44,6 +44,8 @@ class Recorder:
             RunDirectoryInUseError, RunDirectoryForeignError, RunDirectoryMissingRunError, RunDirectoryUnwritableError,
             SketchDescriptorMismatchError: see :meth:`aggregator.history.HistoryWriter.create`.
         """
+        if offer.disabled_by:
+            return self._claim_disabled(offer)
         sinks = require_valid_sinks(offer.sinks)
         thresholds = _thresholds(offer.health)
         about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
@@ -60,6 +62,17 @@ class Recorder:
         )
         self._sinks = SinkRunner(sinks, run)
         return AttachReply(writer.run_id, writer.segment)
+
+    def _claim_disabled(self, offer: AttachOffer) -> AttachReply:
+        """Write a run without steps that says who turned it off. A switch that turns things off must not refuse."""
+        about = {**offer.run, "health": None, "disabled_by": list(offer.disabled_by)}
+        try:
+            if not offer.to:
+                raise ConfigurationError("no destination was given")
+            self._writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step)
+        except RankfoldError as error:
+            return AttachReply("", 0, offer.disabled_by, unrecorded=str(error))
+        return AttachReply(self._writer.run_id, self._writer.segment, offer.disabled_by)
 
     def commit(self, step: MergedStep) -> MergedStep:
         """Make a step durable, then queue it for the sinks; does not wait for them.
@@ -85,11 +98,11 @@ class Recorder:
             HistoryWriteError, WriterFencedError: the segment could not be sealed; the sinks were still closed, and a
                 second call returns their reports.
         """
-        writer, sinks = self._claimed()
         try:
-            writer.close()
+            if self._writer is not None:
+                self._writer.close()
         finally:
-            reports = sinks.close(deadline_s)
+            reports = self._sinks.close(deadline_s) if self._sinks is not None else ()
         return reports
 
     def abort(self) -> None:
