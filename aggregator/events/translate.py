@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
 from aggregator.events.event import Event, FindingEvent, HistogramEvent, ScalarEvent, UnavailableEvent
-from aggregator.health.update_ratio import update_ratios
+from aggregator.health.update_ratio import update_pairs, update_ratios
 from aggregator.sinks.values import step_values
 from telemetry.presence import Presence
 from telemetry.summary import Histogram
@@ -83,7 +83,8 @@ def _scalars(step: MergedStep, field: str) -> Iterator[Event]:
 
 
 def _ratios(step: MergedStep) -> Iterator[Event]:
-    for row, ratio in update_ratios(step).items():
+    rows, ratios = update_ratios(step, *update_pairs(step.sites))
+    for row, ratio in zip(rows.tolist(), ratios.tolist(), strict=True):
         yield _scalar(step, row, UPDATE_TO_WEIGHT, ratio, _NO_RATIO)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aggregator.catalogue import MergedStep
+from aggregator.health.table import SiteTable
 from aggregator.health.thresholds import Thresholds
 
 __all__ = ["Check", "Evidence", "Verdict"]
@@ -34,15 +35,14 @@ class Check:
 
     Attributes:
         code: of its findings.
-        judge: (step, thresholds, order) → verdict; order is site id → place in the order in which the model defines
-            and runs its sites. It keeps no state.
+        judge: (step, table of its sites, thresholds) → verdict; keeps no state.
         describe: evidence → the middle of a sentence that begins with kind and site.
         limits: names of the thresholds that decide.
         is_immediate: told at the first sight; otherwise after ``confirm_observations``.
     """
 
     code: str
-    judge: Callable[[MergedStep, Thresholds, Mapping[int, int]], Verdict]
+    judge: Callable[[MergedStep, SiteTable, Thresholds], Verdict]
     describe: Callable[[Evidence], str]
     limits: tuple[str, ...]
     is_immediate: bool

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from aggregator.catalogue import MergedStep
 from aggregator.health.check import Check, Evidence, Verdict
+from aggregator.health.table import SiteTable
 from aggregator.health.thresholds import Thresholds
 from telemetry.presence import Presence
 from telemetry.summary.fields import TOTAL, ZERO
@@ -16,14 +16,13 @@ from telemetry.summary.fields import TOTAL, ZERO
 __all__ = ["DEAD_UNITS"]
 
 
-def _judge(step: MergedStep, thresholds: Thresholds, order: Mapping[int, int]) -> Verdict:
+def _judge(step: MergedStep, table: SiteTable, thresholds: Thresholds) -> Verdict:
     packet = step.packet
     zero, total = packet.ints[:, ZERO], packet.ints[:, TOTAL]
-    is_activation = np.fromiter((site.kind == "activation" for site in step.sites), bool, len(step.sites))
-    judged = is_activation & (packet.presence == Presence.OBSERVED) & (total > 0)
+    judged = table.is_activation & (packet.presence == Presence.OBSERVED) & (total > 0)
     fraction = zero / np.maximum(total, 1)
     rows = np.flatnonzero(judged & (fraction > thresholds.dead_zero_fraction)).tolist()
-    rows.sort(key=lambda row: (-fraction[row], order[int(packet.sites[row])]))
+    rows.sort(key=lambda row: (-fraction[row], table.order[row]))
     return Verdict(
         frozenset(packet.sites[judged].tolist()),
         {

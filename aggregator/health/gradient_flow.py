@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -11,56 +10,39 @@ from numpy.typing import NDArray
 
 from aggregator.catalogue import MergedStep
 from aggregator.health.check import Check, Evidence, Verdict
-from aggregator.health.layers import neighbours
+from aggregator.health.table import SiteTable
 from aggregator.health.thresholds import Thresholds
 from telemetry.presence import Presence
-from telemetry.sites import SiteSpec
 from telemetry.summary import derive
 
 __all__ = ["EXPLODING", "VANISHING"]
 
 
-def _judge(
-    step: MergedStep,
-    thresholds: Thresholds,
-    order: Mapping[int, int],
-    *,
-    severity: Callable[[float], float],
-) -> Verdict:
-    """Judge each pair under the id of the site that lies farther from the loss."""
+def _judge(step: MergedStep, table: SiteTable, thresholds: Thresholds, *, is_growth: bool) -> Verdict:
+    """Judge each pair of neighbours under the id of the site that lies farther from the loss."""
     packet, rms = step.packet, np.asarray(derive("rms", step.packet.ints, step.packet.floats), dtype=np.float64)
-    judged, found = set(), []
-    for lower, upper in neighbours(_judged_rows(step, rms), step.sites):
-        # No gradient at all nearer to the loss: then what there is came by another way.
-        if rms[upper] > 0.0:
-            ratio, site_id = float(rms[lower] / rms[upper]), int(packet.sites[lower])
-            judged.add(site_id)
-            if severity(ratio) > thresholds.gradient_ratio:
-                found.append((-severity(ratio), order[site_id], site_id, _evidence(step, rms, lower, upper)))
-    return Verdict(frozenset(judged), {site_id: evidence for _, _, site_id, evidence in sorted(found, key=_first)})
-
-
-def _first(found: tuple[float, int, int, Evidence]) -> tuple[float, int]:
-    return found[:2]
-
-
-def _judged_rows(step: MergedStep, rms: NDArray[np.float64]) -> list[int]:
-    seen = (step.packet.presence == Presence.OBSERVED) & np.isfinite(rms)
-    return [row for row in np.flatnonzero(seen).tolist() if _is_judged(step.sites[row])]
-
-
-def _is_judged(site: SiteSpec) -> bool:
-    # Of vectors, some have gradients that are rounding noise: the bias of attention keys, for one.
-    return site.kind == "activation_grad" or (site.kind == "gradient" and len(site.shape) >= 2)
+    lower, upper = table.neighbours((packet.presence == Presence.OBSERVED) & np.isfinite(rms))
+    # No gradient at all nearer to the loss: then what there is came by another way.
+    lower, upper = lower[rms[upper] > 0.0], upper[rms[upper] > 0.0]
+    with np.errstate(divide="ignore", over="ignore"):
+        severity = rms[lower] / rms[upper] if is_growth else rms[upper] / rms[lower]
+    bad = severity > thresholds.gradient_ratio
+    worst_first = np.lexsort((table.order[lower[bad]], -severity[bad]))
+    pairs = zip(lower[bad][worst_first].tolist(), upper[bad][worst_first].tolist(), strict=True)
+    return Verdict(
+        frozenset(packet.sites[lower].tolist()),
+        {int(packet.sites[one]): _evidence(step, rms, one, other) for one, other in pairs},
+    )
 
 
 def _evidence(step: MergedStep, rms: NDArray[np.float64], lower: int, upper: int) -> Evidence:
-    ratio = float(rms[lower] / rms[upper])
+    with np.errstate(over="ignore"):
+        ratio = float(rms[lower] / rms[upper])
     return {
         "rms": float(rms[lower]),
         "neighbour": step.sites[upper].name,
         "neighbour_rms": float(rms[upper]),
-        # Of two subnormal numbers the ratio may overflow, and JSON has no infinity.
+        # Of two very different numbers the ratio may overflow, and JSON has no infinity.
         "ratio": ratio if np.isfinite(ratio) else None,
     }
 
@@ -72,13 +54,9 @@ def _describe(evidence: Evidence) -> str:
     )
 
 
-def _shrinkage(ratio: float) -> float:
-    return 1.0 / ratio if ratio > 0.0 else float("inf")
-
-
 EXPLODING: Final = Check(
-    "gradient_exploding", partial(_judge, severity=float), _describe, limits=("gradient_ratio",), is_immediate=True
+    "gradient_exploding", partial(_judge, is_growth=True), _describe, limits=("gradient_ratio",), is_immediate=True
 )
 VANISHING: Final = Check(
-    "gradient_vanishing", partial(_judge, severity=_shrinkage), _describe, limits=("gradient_ratio",), is_immediate=True
+    "gradient_vanishing", partial(_judge, is_growth=False), _describe, limits=("gradient_ratio",), is_immediate=True
 )

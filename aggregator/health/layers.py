@@ -6,25 +6,29 @@ whose part 1 has no such site. The layer is the first segment of a name that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from telemetry.sites import SiteSpec
 
-__all__ = ["neighbours"]
+__all__ = ["chains"]
 
 
-def neighbours(rows: Iterable[int], sites: tuple[SiteSpec, ...]) -> list[tuple[int, int]]:
-    """Return pairs of (row of a site, row of its next neighbour towards the output) among ``rows``."""
-    parts: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in rows:
-        if (place := _place(sites[row].name)) is not None:
-            parts.setdefault((sites[row].kind, place[0]), []).append((place[1], row))
-    return [(lower, upper) for layers in parts.values() for (_, lower), (_, upper) in pairwise(sorted(layers))]
+def chains(rows: Iterable[int], sites: Sequence[SiteSpec]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Put those of ``rows`` that lie in a layer one after the other, part by part and by layer from the input on.
+
+    Returns:
+        Two int64 arrays of one length: the rows, and the number of the chain that each belongs to.
+    """
+    placed = [(sites[row].kind, *place, row) for row in rows if (place := _place(sites[row].name)) is not None]
+    placed.sort()
+    numbers: dict[tuple[str, str], int] = {}
+    ids = [numbers.setdefault((kind, part), len(numbers)) for kind, part, _, _ in placed]
+    return np.array([row for *_, row in placed], dtype=np.int64), np.array(ids, dtype=np.int64)
 
 
-@lru_cache(maxsize=1 << 16)
 def _place(name: str) -> tuple[str, int] | None:
     """Return (name without the number of the layer, number), None where there is no number."""
     segments = name.split(".")

@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+import numpy as np
+
 from aggregator.catalogue import MergedStep
 from aggregator.health.check import Check, Verdict
 from aggregator.health.dead_units import DEAD_UNITS
 from aggregator.health.episodes import Episode, Episodes
 from aggregator.health.gradient_flow import EXPLODING, VANISHING
 from aggregator.health.nonfinite import NONFINITE
+from aggregator.health.table import SiteTable
 from aggregator.health.thresholds import Thresholds
-from aggregator.health.update_ratio import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
+from aggregator.health.update_size import UPDATE_TOO_LARGE, UPDATE_TOO_SMALL
 from telemetry.sites import SiteSpec
 
 __all__ = ["CHECK_FAILED", "HEALTH_CHECKS", "HealthMonitor"]
@@ -44,6 +47,8 @@ class HealthMonitor:
         """
         self._thresholds = thresholds
         self._order: dict[int, int] = {}
+        self._table: SiteTable | None = None
+        self._table_ids = np.empty(0, np.uint64)
         self._learn(site.site_id for site in sites)
         self._checks = {
             check: Episodes(thresholds, confirm=1 if check.is_immediate else thresholds.confirm_observations)
@@ -55,12 +60,11 @@ class HealthMonitor:
 
         A check that fails is left out from then on, and a finding says so: it must not cost the record.
         """
-        self._learn(site.site_id for site in step.new_sites)
-        self._learn(step.packet.sites.tolist())
+        table = self._table_of(step)
         findings = []
         for check, episodes in tuple(self._checks.items()):
             try:
-                findings += self._findings(check, episodes, step)
+                findings += self._findings(check, episodes, step, table)
             except Exception as error:
                 del self._checks[check]
                 findings.append(_failed(check, step, error))
@@ -68,12 +72,19 @@ class HealthMonitor:
             return step
         return replace(step, packet=replace(step.packet, findings=(*step.packet.findings, *findings)))
 
+    def _table_of(self, step: MergedStep) -> SiteTable:
+        if self._table is None or not np.array_equal(step.packet.sites, self._table_ids):
+            self._learn(site.site_id for site in step.new_sites)
+            self._learn(step.packet.sites.tolist())
+            self._table, self._table_ids = SiteTable.of(step.sites, self._order), step.packet.sites
+        return self._table
+
     def _learn(self, site_ids: Iterable[int]) -> None:
         for site_id in site_ids:
             self._order.setdefault(site_id, len(self._order))
 
-    def _findings(self, check: Check, episodes: Episodes, step: MergedStep) -> list[dict[str, Any]]:
-        verdict = check.judge(step, self._thresholds, self._order)
+    def _findings(self, check: Check, episodes: Episodes, step: MergedStep, table: SiteTable) -> list[dict[str, Any]]:
+        verdict = check.judge(step, table, self._thresholds)
         told = episodes.advance(step.step, verdict)
         return [self._finding(check, step, verdict, told)] if told else []
 

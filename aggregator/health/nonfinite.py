@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from aggregator.catalogue import MergedStep
 from aggregator.health.check import Check, Evidence, Verdict
+from aggregator.health.table import SiteTable
 from aggregator.health.thresholds import Thresholds
 from telemetry.presence import Presence
 from telemetry.summary.fields import FINITE, NAN, NEG_INF, POS_INF, TOTAL
@@ -21,19 +21,19 @@ _STAGE: Final = {"activation": 0, "activation_grad": 1, "gradient": 2, "update":
 _BACKWARD: Final = frozenset({"activation_grad", "gradient"})
 
 
-def _judge(step: MergedStep, thresholds: Thresholds, order: Mapping[int, int]) -> Verdict:
+def _judge(step: MergedStep, table: SiteTable, thresholds: Thresholds) -> Verdict:
     packet = step.packet
     observed = packet.presence == Presence.OBSERVED
     rows = np.flatnonzero(observed & (packet.ints[:, TOTAL] != packet.ints[:, FINITE])).tolist()
-    rows.sort(key=lambda row: _place(step, row, order))
+    rows.sort(key=lambda row: _place(step, table, row))
     return Verdict(
         frozenset(packet.sites[observed].tolist()),
         {int(packet.sites[row]): _evidence(step, row) for row in rows},
     )
 
 
-def _place(step: MergedStep, row: int, order: Mapping[int, int]) -> tuple[int, int]:
-    kind, place = step.sites[row].kind, order[int(step.packet.sites[row])]
+def _place(step: MergedStep, table: SiteTable, row: int) -> tuple[int, int]:
+    kind, place = step.sites[row].kind, int(table.order[row])
     return _STAGE.get(kind, 0), -place if kind in _BACKWARD else place
 
 

@@ -6,82 +6,40 @@ rms is an estimate; a ratio of root mean squares needs no scaling for that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Final
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.catalogue import MergedStep
-from aggregator.health.check import Check, Evidence, Verdict
-from aggregator.health.thresholds import Thresholds
 from telemetry.presence import Presence
+from telemetry.sites import SiteSpec
 from telemetry.summary import derive
 
-__all__ = ["UPDATE_TOO_LARGE", "UPDATE_TOO_SMALL", "update_ratios"]
+__all__ = ["update_pairs", "update_ratios"]
+
+Rows = NDArray[np.int64]
 
 
-def update_ratios(step: MergedStep) -> dict[int, float | None]:
-    """Return row of an update → its update-to-weight ratio, for each update with its weight in the same step.
+def update_pairs(sites: Sequence[SiteSpec]) -> tuple[Rows, Rows]:
+    """Return the rows of updates that have a parameter among ``sites``, and the row of each one's parameter."""
+    weights = {site.name: row for row, site in enumerate(sites) if site.kind == "parameter"}
+    updates = [row for row, site in enumerate(sites) if site.kind == "update" and site.name in weights]
+    return np.array(updates, dtype=np.int64), np.array([weights[sites[row].name] for row in updates], dtype=np.int64)
 
-    None where there is no such number: nothing finite, or a weight that is all zero.
+
+def update_ratios(step: MergedStep, updates: Rows, weights: Rows) -> tuple[Rows, NDArray[np.float64]]:
+    """Return the update-to-weight ratio of each pair that was observed, see :func:`update_pairs`.
+
+    Returns:
+        Rows of the updates, and float64 ratios, NaN where there is no such number: nothing finite, or a weight that is
+        all zero.
     """
-    rms = np.asarray(derive("rms", step.packet.ints, step.packet.floats), dtype=np.float64).tolist()
-    observed = (step.packet.presence == Presence.OBSERVED).tolist()
-    weights = {site.name: row for row, site in enumerate(step.sites) if site.kind == "parameter" and observed[row]}
-    return {
-        row: _ratio(rms[row], rms[weights[site.name]])
-        for row, site in enumerate(step.sites)
-        if site.kind == "update" and observed[row] and site.name in weights
-    }
-
-
-def _ratio(update: float, weight: float) -> float | None:
-    if not weight > 0.0 or update != update:
-        return None
-    ratio = update / weight
-    return ratio if np.isfinite(ratio) else None
-
-
-def _judge(step: MergedStep, thresholds: Thresholds, order: Mapping[int, int], *, is_upper: bool) -> Verdict:
-    # Where the optimizer did not step, no update is right.
-    if not step.packet.facts.num_applied:
-        return Verdict(frozenset(), {})
-    # Vectors are left out: a bias begins at zero, so that at first each step changes it by its own size.
-    ratios = {
-        row: ratio
-        for row, ratio in update_ratios(step).items()
-        if ratio is not None and len(step.sites[row].shape) >= 2
-    }
-    limit = thresholds.update_ratio_high if is_upper else thresholds.update_ratio_low
-    rows = [row for row, ratio in ratios.items() if (ratio > limit if is_upper else ratio < limit)]
-    rows.sort(key=lambda row: (-ratios[row] if is_upper else ratios[row], order[int(step.packet.sites[row])]))
-    return Verdict(
-        frozenset(int(step.packet.sites[row]) for row in ratios),
-        {int(step.packet.sites[row]): _evidence(step, row, ratios[row]) for row in rows},
-    )
-
-
-def _evidence(step: MergedStep, row: int, ratio: float) -> Evidence:
-    return {"ratio": ratio, "estimated": step.sites[row].estimated}
-
-
-def _describe(evidence: Evidence) -> str:
-    about = "about " if evidence["estimated"] else ""
-    return f"the step changes the weight by {about}{evidence['ratio']:.3g} of its size"
-
-
-UPDATE_TOO_LARGE: Final = Check(
-    "update_too_large",
-    partial(_judge, is_upper=True),
-    _describe,
-    limits=("update_ratio_high",),
-    is_immediate=False,
-)
-UPDATE_TOO_SMALL: Final = Check(
-    "update_too_small",
-    partial(_judge, is_upper=False),
-    _describe,
-    limits=("update_ratio_low",),
-    is_immediate=False,
-)
+    packet = step.packet
+    observed = packet.presence == Presence.OBSERVED
+    both = observed[updates] & observed[weights]
+    updates, weights = updates[both], weights[both]
+    rms = np.asarray(derive("rms", packet.ints, packet.floats), dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = rms[updates] / rms[weights]
+    return updates, np.where(np.isfinite(ratios), ratios, np.nan)
