@@ -1,4 +1,4 @@
-"""What the root of the merge does with a run: claim the directory, commit each step, then show it.
+"""What the root of the merge does with a run: claim the directory, check and commit each step, then show it.
 
 The record comes first: a sink is handed a step only after the step is durable, so nothing that a tracker shows is
 missing from the record.
@@ -7,13 +7,15 @@ missing from the record.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from aggregator.catalogue import MergedStep
+from aggregator.health import HealthMonitor, Thresholds
 from aggregator.history.writer import HistoryWriter
 from aggregator.sinks.protocol import RunInfo
 from aggregator.sinks.runner import SinkRunner, require_valid_sinks
-from telemetry.errors import RankfoldError
+from telemetry.errors import ConfigurationError, RankfoldError
 from telemetry.protocol import AttachOffer, AttachReply, SinkReport
 
 __all__ = ["Recorder"]
@@ -29,6 +31,7 @@ class Recorder:
     def __init__(self) -> None:
         self._writer: HistoryWriter | None = None
         self._sinks: SinkRunner | None = None
+        self._health: HealthMonitor | None = None
 
     def claim(self, offer: AttachOffer) -> AttachReply:
         """Take the run directory ``offer.to`` and begin to open the sinks in the background.
@@ -37,34 +40,56 @@ class Recorder:
             offer: of rank zero; ``to`` is a directory.
 
         Raises:
-            SinkDuplicateError, ConfigurationError: a sink cannot be used; nothing was written.
+            SinkDuplicateError, ConfigurationError: a sink or ``offer.health`` cannot be used; nothing was written.
             RunDirectoryInUseError, RunDirectoryForeignError, RunDirectoryMissingRunError, RunDirectoryUnwritableError,
             SketchDescriptorMismatchError: see :meth:`aggregator.history.HistoryWriter.create`.
         """
+        if offer.disabled_by:
+            return self._claim_disabled(offer)
         sinks = require_valid_sinks(offer.sinks)
-        writer = HistoryWriter.create(Path(offer.to), offer.run, offer.descriptor, offer.resume_step)
+        thresholds = _thresholds(offer.health)
+        about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
+        writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step)
         self._writer = writer
+        self._health = HealthMonitor(thresholds, offer.sites) if thresholds else None
         run = RunInfo(
             run_id=writer.run_id,
             segment=writer.segment,
             resume_step=offer.resume_step,
             world_size=offer.world_size,
             descriptor=offer.descriptor,
-            run=offer.run,
+            run=about,
         )
         self._sinks = SinkRunner(sinks, run)
         return AttachReply(writer.run_id, writer.segment)
 
-    def commit(self, step: MergedStep) -> None:
+    def _claim_disabled(self, offer: AttachOffer) -> AttachReply:
+        """Write a run without steps that says who turned it off. A switch that turns things off must not refuse."""
+        about = {**offer.run, "health": None, "disabled_by": list(offer.disabled_by)}
+        try:
+            if not offer.to:
+                raise ConfigurationError("no destination was given")
+            self._writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step)
+        except RankfoldError as error:
+            return AttachReply("", 0, offer.disabled_by, unrecorded=str(error))
+        return AttachReply(self._writer.run_id, self._writer.segment, offer.disabled_by)
+
+    def commit(self, step: MergedStep) -> MergedStep:
         """Make a step durable, then queue it for the sinks; does not wait for them.
+
+        Returns:
+            The step as it stands in the record: with the findings of the built-in checks.
 
         Raises:
             HistoryWriteError, WriterFencedError, StepOrderError: see :meth:`aggregator.history.HistoryWriter.commit`;
                 what was committed before stays readable, and no sink saw the step.
         """
         writer, sinks = self._claimed()
+        if self._health is not None:
+            step = self._health.examine(step)
         writer.commit(step)
         sinks.emit(step)
+        return step
 
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
         """Seal the segment, let the sinks finish within ``deadline_s`` seconds, and say what became of each.
@@ -73,11 +98,11 @@ class Recorder:
             HistoryWriteError, WriterFencedError: the segment could not be sealed; the sinks were still closed, and a
                 second call returns their reports.
         """
-        writer, sinks = self._claimed()
         try:
-            writer.close()
+            if self._writer is not None:
+                self._writer.close()
         finally:
-            reports = sinks.close(deadline_s)
+            reports = self._sinks.close(deadline_s) if self._sinks is not None else ()
         return reports
 
     def abort(self) -> None:
@@ -96,3 +121,13 @@ class Recorder:
         assert self._writer is not None, "claim comes first"
         assert self._sinks is not None, "sinks are made by claim"
         return self._writer, self._sinks
+
+
+def _thresholds(health: object) -> Thresholds | None:
+    if isinstance(health, bool):
+        return Thresholds() if health else None
+    if not isinstance(health, Thresholds):
+        raise ConfigurationError(
+            f"health is {health!r}", remedy="give True, False or an aggregator.health.Thresholds object"
+        )
+    return health

@@ -41,6 +41,7 @@ __all__ = [
     "RunDirectoryUnwritableError",
     "SessionClosedError",
     "SessionNestingError",
+    "SettingMalformedError",
     "SignalUnknownError",
     "SinkDuplicateError",
     "SinkUnavailableError",
@@ -137,6 +138,12 @@ class ConfigurationError(RankfoldError, ValueError):
     """An argument has a value that cannot work. Base of the refusals at attach."""
 
     code = "configuration_invalid"
+
+
+class SettingMalformedError(ConfigurationError):
+    """An environment variable or a key of the settings file has a value that is none."""
+
+    code = "setting_malformed"
 
 
 class SignalUnknownError(ConfigurationError):

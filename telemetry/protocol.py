@@ -59,6 +59,10 @@ class AttachOffer:
         resume_step: first step of the segment that continues an existing run, or None for a new run.
         deadlines: see :class:`Deadlines`.
         failure: what this rank refuses for; every rank then raises it.
+        cadence: all that decides which steps are logged, JSON-serialisable; has to be equal on all ranks.
+        disabled_by: (rank,) if the kill switch is set in this process. One such rank is enough: then every rank is
+            disabled, nothing is refused, no sink is opened, and ``run`` is stored with the ranks that said so.
+        health: built-in checks of the merged steps: True, False, or the ``aggregator.health.Thresholds`` to use.
     """
 
     rank: int
@@ -71,14 +75,25 @@ class AttachOffer:
     resume_step: int | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     failure: RankfoldError | None = None
+    cadence: Mapping[str, Any] = field(default_factory=dict)
+    disabled_by: Sequence[int] = ()
+    health: Any = True
 
 
 @dataclass(frozen=True)
 class AttachReply:
-    """What every rank has agreed on: the run and the segment that this attempt writes."""
+    """What every rank has agreed on: the run and the segment that this attempt writes.
+
+    Attributes:
+        run_id, segment: of the record.
+        disabled_by: some of the ranks whose kill switch has turned the session off on all ranks; mostly empty.
+        unrecorded: why such a session could not even write its run record, or "".
+    """
 
     run_id: str
     segment: int
+    disabled_by: Sequence[int] = ()
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class KeepingAggregator:
         self.offer = offer
         if offer.failure is not None:
             raise offer.failure
-        return AttachReply("test-run", 0)
+        return AttachReply("test-run", 0, offer.disabled_by)
 
     def submit(self, packet: Packet) -> None:
         # Through the bytes, so that each test also shows that what it looks at survives the wire.

@@ -79,7 +79,7 @@ def _decide(offer: AttachOffer, ballot: Ballot, missing: Mapping[int, str], reco
     if refusal is not None:
         return _refuse(refusal)
     try:
-        reply = record.claim(offer, ballot.sites)
+        reply = record.claim(ballot.agreed(offer), ballot.sites)
     except RankfoldError as error:
         return _refuse(error)
     except Exception as error:

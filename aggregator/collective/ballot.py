@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aggregator.collective.absence import name_ranks
@@ -17,6 +17,7 @@ from telemetry.errors import (
     SketchDescriptorMismatchError,
 )
 from telemetry.protocol import AttachOffer
+from telemetry.replicas import MAX_NAMED_RANKS
 from telemetry.sites import SiteSpec
 
 __all__ = ["Ballot"]
@@ -26,6 +27,10 @@ _TERMS: Final[Mapping[str, tuple[type[ConfigurationError], str]]] = {
     "world_size": (LayoutMismatchError, "start every rank in the same process group"),
     "descriptor": (SketchDescriptorMismatchError, "give every rank the same histogram descriptor"),
     "resume_step": (ConfigurationError, "give every rank the same resume_step"),
+    "cadence": (
+        ConfigurationError,
+        "give every rank the same signals and intervals; RANKFOLD_ variables and the settings file count as well",
+    ),
 }
 
 
@@ -35,11 +40,13 @@ class Ballot:
 
     Attributes:
         failures: rank → its refusal.
+        disabled: ranks whose kill switch is set; one is enough to make an agreement without any condition.
         terms: name of a term → value as JSON text → ranks that say so.
         sites: (definition, the lowest ranks that gave it); definitions that conflict stand beside each other.
     """
 
     failures: dict[int, RankfoldError] = field(default_factory=dict)
+    disabled: list[int] = field(default_factory=list)
     terms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     sites: tuple[DefinedSite, ...] = ()
 
@@ -50,9 +57,11 @@ class Ballot:
             "world_size": offer.world_size,
             "descriptor": offer.descriptor.to_wire(),
             "resume_step": offer.resume_step,
+            "cadence": dict(offer.cadence),
         }
         return Ballot(
             failures={} if offer.failure is None else {offer.rank: offer.failure},
+            disabled=list(offer.disabled_by),
             terms={name: {json.dumps(value, sort_keys=True): [offer.rank]} for name, value in values.items()},
             sites=join_definitions([[(site, (offer.rank,)) for site in offer.sites]]),
         )
@@ -60,6 +69,7 @@ class Ballot:
     def add(self, other: Ballot) -> None:
         """Take in the ballot of other ranks."""
         self.failures.update(other.failures)
+        self.disabled = sorted((*self.disabled, *other.disabled))
         for name, values in other.terms.items():
             for value, ranks in values.items():
                 self.terms.setdefault(name, {}).setdefault(value, []).extend(ranks)
@@ -67,7 +77,13 @@ class Ballot:
 
     def refusal(self) -> RankfoldError | None:
         """Return the error that every rank raises, or None if the ranks agree."""
+        if self.disabled:
+            return None
         return self._failed() or self._terms_differ() or self._sites_conflict()
+
+    def agreed(self, offer: AttachOffer) -> AttachOffer:
+        """Return rank zero's offer with what all ranks have brought."""
+        return replace(offer, disabled_by=tuple(self.disabled[:MAX_NAMED_RANKS]))
 
     def _failed(self) -> RankfoldError | None:
         if not self.failures:
@@ -103,6 +119,7 @@ class Ballot:
         """Return the ballot as a JSON-serialisable dictionary."""
         return {
             "failures": [[rank, error.to_wire()] for rank, error in self.failures.items()],
+            "disabled": self.disabled,
             "terms": self.terms,
             "sites": [[site.to_wire(), ranks] for site, ranks in self.sites],
         }
@@ -112,6 +129,7 @@ class Ballot:
         """Undo :meth:`to_wire`."""
         return Ballot(
             failures={rank: RankfoldError.from_wire(error) for rank, error in wire["failures"]},
+            disabled=wire["disabled"],
             terms=wire["terms"],
             sites=tuple((SiteSpec.from_wire(site), tuple(ranks)) for site, ranks in wire["sites"]),
         )

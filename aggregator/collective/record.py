@@ -57,7 +57,7 @@ class Record:
         self._missing.update(outcome.missing)
         step = MergedStep.resolve(self._with_definitions(outcome.packet), self._catalogue, outcome.missing)
         try:
-            self._recorder.commit(step)
+            step = self._recorder.commit(step)
         except RankfoldError:
             raise
         except Exception as error:

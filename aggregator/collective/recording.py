@@ -26,8 +26,12 @@ class StepRecorder(Protocol):
         """
         ...
 
-    def commit(self, step: MergedStep) -> None:
-        """Write one step; it is durable on return. An exception ends the merge on all ranks."""
+    def commit(self, step: MergedStep) -> MergedStep:
+        """Write one step; it is durable on return. An exception ends the merge on all ranks.
+
+        Returns:
+            The step as it was written: the recorder may add findings.
+        """
         ...
 
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telemetry.collect.settings import DISABLE_VARIABLE, Setting
 from telemetry.layout import ParallelLayout
 
 __all__ = ["Plan", "PlannedSignal"]
@@ -38,6 +39,9 @@ class Plan:
         hist_every: interval of histograms in steps, None for none.
         backend: what reduces the tensors.
         selection: ``select`` and ``exclude`` in words.
+        settings: the settings that are no defaults, with their origin.
+        disabled_by: ranks whose kill switch has turned the session off on all ranks.
+        unrecorded: why a session that is turned off has no record of that, or "".
     """
 
     to: str
@@ -50,6 +54,9 @@ class Plan:
     hist_every: int | None
     backend: str
     selection: str
+    settings: tuple[Setting, ...] = ()
+    disabled_by: tuple[int, ...] = ()
+    unrecorded: str = ""
 
     def __str__(self) -> str:
         histograms = f"every {self.hist_every}" if self.hist_every else "none"
@@ -60,9 +67,16 @@ class Plan:
             f"  {'signal':<18}{'every':>6}{'sites':>8}{'elements a step':>18}{'read a step':>14}",
         ]
         lines += [_row(signal) for signal in self.signals]
-        if not self.signals:
+        if self.disabled_by:
+            lines += self._disabled_lines()
+        elif not self.signals:
             lines.append("  no signals: only explicit call sites are observed")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {setting}" for setting in self.settings)])
+
+    def _disabled_lines(self) -> list[str]:
+        ranks = ", ".join(map(str, self.disabled_by))
+        lines = [f"  DISABLED: {DISABLE_VARIABLE} is set on rank {ranks}; nothing is observed on any rank"]
+        return lines + ([f"  and nothing is recorded: {self.unrecorded}"] if self.unrecorded else [])
 
 
 def _row(signal: PlannedSignal) -> str:

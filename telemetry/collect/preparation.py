@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +19,9 @@ from telemetry.collect.parameters import ParameterObserver
 from telemetry.collect.placing import DeclaredPlacements, PlacementRules
 from telemetry.collect.plan import Plan, PlannedSignal
 from telemetry.collect.registry import claim_model
-from telemetry.collect.schedule import Schedule
+from telemetry.collect.schedule import DEFAULT_EVERY, Schedule
 from telemetry.collect.select import Selection, Selector
+from telemetry.collect.settings import Settings
 from telemetry.dtensor import layout_of
 from telemetry.errors import ConfigurationError, NothingSelectedError, RankfoldError
 from telemetry.layout import ParallelLayout
@@ -31,7 +32,7 @@ from telemetry.summary.histogram import HistogramDescriptor
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Preparation", "Request", "try_prepare"]
+__all__ = ["Preparation", "Request", "try_prepare", "without_observation"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Request:
     name: str
     rank: int
     world_size: int
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Preparation:
             hist_every=request.hist_every,
             backend=self.backend,
             selection=str(self.selection),
+            settings=request.settings.changed,
         )
 
     def _planned(self, signal: str, every: int) -> PlannedSignal:
@@ -93,6 +96,28 @@ class Preparation:
             return PlannedSignal(signal, every, self.activations.num_modules, None, None)
         num_elements, size_bytes = self.parameters.cost(KIND_OF_SIGNAL[signal])
         return PlannedSignal(signal, every, len(self.parameters.parameters), num_elements, size_bytes)
+
+
+def without_observation(request: Request) -> Request:
+    """Return the request of a session that is turned off: it watches an empty module, so the model is not even read.
+
+    What could be refused is left out as well, because the switch must only ever turn things off.
+    """
+    return replace(
+        request,
+        chunks=(nn.Module(),),
+        optimizers=None,
+        signals=(),
+        select=(),
+        exclude=(),
+        every=DEFAULT_EVERY,
+        hist_every=None,
+        last_step=None,
+        layout=ParallelLayout.assumed(request.world_size),
+        placements=None,
+        experts=(),
+        site_names=None,
+    )
 
 
 def try_prepare(request: Request) -> tuple[Preparation | None, RankfoldError | None]:

@@ -38,8 +38,12 @@ def run_record(request: Request, prepared: Preparation) -> dict[str, Any]:
         "layout": prepared.layout.to_wire(),
         "every": dict(prepared.schedule.every),
         "hist_every": request.hist_every,
+        "last_step": request.last_step,
         "selection": str(prepared.selection),
         "full_updates": request.full_updates,
+        "settings": {
+            setting.name: {"value": setting.words, "origin": setting.origin} for setting in request.settings.changed
+        },
         "reduction_dtype": REDUCTION_DTYPE,
         "backend": prepared.backend,
         "gradient_convention": "gradients and activation gradients are those of each rank's own loss, as the loop "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,16 +15,18 @@ from telemetry.collect.implicit import StepSource
 from telemetry.collect.names import NameRule, as_chunks
 from telemetry.collect.observations import Origin
 from telemetry.collect.placing import DeclaredPlacements
-from telemetry.collect.preparation import Preparation, Request, try_prepare
+from telemetry.collect.plan import Plan
+from telemetry.collect.preparation import Preparation, Request, try_prepare, without_observation
 from telemetry.collect.registry import release_model
 from telemetry.collect.run_record import run_record
-from telemetry.collect.schedule import DEFAULT_EVERY, DEFAULT_HIST_EVERY
+from telemetry.collect.schedule import Schedule
 from telemetry.collect.select import Selector
 from telemetry.collect.session import Session
+from telemetry.collect.settings import UNSET, Unset, resolve_settings
+from telemetry.errors import AggregatorUnavailableError, RankfoldError
 from telemetry.layout import ParallelLayout
 from telemetry.process import rank_and_world_size
 from telemetry.protocol import Aggregator, AttachOffer, Deadlines, load_aggregator
-from telemetry.sites import SIGNALS
 from telemetry.summary.histogram import DEFAULT_DESCRIPTOR, HistogramDescriptor
 
 if TYPE_CHECKING:
@@ -34,13 +38,13 @@ __all__ = ["watch"]
 def watch(
     model: nn.Module | Sequence[nn.Module],
     *,
-    to: str | os.PathLike[str] | Aggregator,
+    to: str | os.PathLike[str] | Aggregator | Unset = UNSET,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    signals: Sequence[str] = SIGNALS,
-    select: Selector | Sequence[Selector] = "*",
-    exclude: Selector | Sequence[Selector] = (),
-    every: int | Mapping[str, int] = DEFAULT_EVERY,
-    hist_every: int | None = DEFAULT_HIST_EVERY,
+    signals: Sequence[str] | Unset = UNSET,
+    select: Selector | Sequence[Selector] | Unset = UNSET,
+    exclude: Selector | Sequence[Selector] | Unset = UNSET,
+    every: int | Mapping[str, int] | Unset = UNSET,
+    hist_every: int | Unset | None = UNSET,
     layout: ParallelLayout | DeviceMesh | None = None,
     placements: DeclaredPlacements | None = None,
     experts: Sequence[str] = (),
@@ -50,12 +54,17 @@ def watch(
     step: StepSource | None = None,
     name: str = "default",
     resume_step: int | None = None,
-    last_step: int | None = None,
-    full_updates: bool = False,
+    last_step: int | Unset | None = UNSET,
+    full_updates: bool | Unset = UNSET,
+    health: Any = UNSET,
     descriptor: HistogramDescriptor = DEFAULT_DESCRIPTOR,
     deadlines: Deadlines | None = None,
 ) -> Session:
     """Begin to observe a model. Called by every rank, after the process group and the wrappers are in place.
+
+    An argument whose default is ``UNSET`` can also be set by an environment variable or in a settings file, see
+    ``docs/reference/settings.md``; the plan shows where each setting came from. ``RANKFOLD_DISABLE=1`` turns the
+    session off on all ranks.
 
     Args:
         model: the module that the loop calls, wrapped or not; several where a rank holds virtual pipeline stages.
@@ -63,10 +72,11 @@ def watch(
             aggregator object.
         optimizer: the optimizer or optimizers of the model. Without one, the step scope is the boundary: gradients
             are read at its end, and updates are the difference over the scope.
-        signals: which of ``telemetry.SIGNALS`` to observe; may be empty.
+        signals: which of ``telemetry.SIGNALS`` to observe, all of them by default; may be empty.
         select, exclude: modules and parameters by name glob, compiled regular expression, module class or predicate.
-        every: interval in steps, for all signals or by signal; the first and last step are always logged.
-        hist_every: interval of histograms in steps, None for none.
+        every: interval in steps, 50 by default, for all signals or by signal; the first and last step are always
+            logged.
+        hist_every: interval of histograms in steps, 200 by default, None for none.
         layout: the named axes of the job, or its ``DeviceMesh``. Left out, it is that of the mesh which the model's
             DTensors use, and where there are none, one data-parallel axis is assumed and recorded.
         placements: glob of site names, or (kind, glob) → axis → placement, for tensors whose placement neither a
@@ -83,6 +93,7 @@ def watch(
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
         last_step: the run's last step if known, so that it is logged.
         full_updates: follow every element of a parameter, not at most 4096 of each; costs a copy of the parameters.
+        health: built-in checks of the merged steps: True, False, or an ``aggregator.health.Thresholds``.
         descriptor: the histogram grid.
         deadlines: how long to wait for other ranks.
 
@@ -93,29 +104,47 @@ def watch(
         RankfoldError: a subclass that tells what is wrong on which rank; every rank raises it, none is left waiting.
     """
     rank, world_size = rank_and_world_size()
+    given = {
+        "to": to,
+        "signals": signals,
+        "select": select,
+        "exclude": exclude,
+        "every": every,
+        "hist_every": hist_every,
+        "last_step": last_step,
+        "full_updates": full_updates,
+        "health": health,
+    }
+    settings = resolve_settings(given, os.environ, Path())
     request = Request(
         chunks=as_chunks(model),
         optimizers=optimizer,
-        signals=signals,
-        select=select,
-        exclude=exclude,
-        every=every,
-        hist_every=hist_every,
-        last_step=last_step,
+        signals=settings["signals"],
+        select=settings["select"],
+        exclude=settings["exclude"],
+        every=settings["every"],
+        hist_every=settings["hist_every"],
+        last_step=settings["last_step"],
         layout=layout,
         placements=placements,
         experts=experts,
         reduce_partial=reduce_partial,
         site_names=site_names,
-        full_updates=full_updates,
+        full_updates=settings["full_updates"],
         descriptor=descriptor,
         name=name,
         rank=rank,
         world_size=world_size,
+        settings=settings,
     )
-    aggregator, destination = _resolve_destination(to)
+    if settings.is_disabled:
+        request = without_observation(request)
+    aggregator, destination, failure = _resolve_destination(settings["to"])
     # A rank that has to refuse still goes to the agreement, or the others would wait for it there.
-    prepared, failure = try_prepare(request)
+    prepared, refusal = try_prepare(request)
+    failure = settings.failure or failure or refusal
+    if failure is not None:
+        settings.explain(failure)
     try:
         reply = aggregator.attach(
             AttachOffer(
@@ -128,22 +157,47 @@ def watch(
                 sinks=tuple(sinks),
                 resume_step=resume_step,
                 deadlines=deadlines or Deadlines(),
-                failure=failure,
+                failure=None if settings.is_disabled else failure,
+                cadence=_cadence(prepared.schedule) if prepared else {},
+                disabled_by=(rank,) if settings.is_disabled else (),
+                health=settings["health"],
             )
         )
     except BaseException:
         if prepared:
             release_model(request.chunks, name)
         raise
+    if reply.disabled_by and not settings.is_disabled:
+        if prepared:
+            release_model(request.chunks, name)
+        request = without_observation(request)
+        prepared, _ = try_prepare(request)
     assert prepared is not None, "an aggregator accepted the offer of a rank that had refused"
     origin = Origin(reply.run_id, reply.segment, rank, world_size)
-    return _session(request, prepared, aggregator, origin, destination, step)
+    plan = replace(
+        prepared.plan(request, origin, destination),
+        disabled_by=tuple(reply.disabled_by) or ((rank,) if settings.is_disabled else ()),
+        unrecorded=reply.unrecorded,
+    )
+    return _session(request, prepared, aggregator, origin, plan, step)
 
 
-def _resolve_destination(to: str | os.PathLike[str] | Aggregator) -> tuple[Aggregator, str]:
-    if isinstance(to, str | os.PathLike):
-        return load_aggregator(os.fspath(to)), os.fspath(to)
-    return to, str(to)
+def _cadence(schedule: Schedule) -> dict[str, Any]:
+    return {"every": dict(schedule.every), "hist_every": schedule.hist_every, "last_step": schedule.last_step}
+
+
+def _resolve_destination(
+    to: str | os.PathLike[str] | Aggregator | None,
+) -> tuple[Aggregator, str, RankfoldError | None]:
+    """Return the aggregator, its destination, and what is wrong with it, if anything."""
+    if to is not None and not isinstance(to, str | os.PathLike):
+        return to, str(to), None
+    destination = "" if to is None else os.fspath(to)
+    try:
+        return load_aggregator(destination), destination, None
+    except AggregatorUnavailableError as error:
+        # The others may well find theirs: say so where ranks of this installation would meet.
+        return load_aggregator(""), "", error
 
 
 def _session(
@@ -151,7 +205,7 @@ def _session(
     prepared: Preparation,
     aggregator: Aggregator,
     origin: Origin,
-    destination: str,
+    plan: Plan,
     step_source: StepSource | None,
 ) -> Session:
     return Session(
@@ -160,7 +214,7 @@ def _session(
         schedule=prepared.schedule,
         aggregator=aggregator,
         origin=origin,
-        plan=prepared.plan(request, origin, destination),
+        plan=plan,
         observations=prepared.observations,
         activations=prepared.activations,
         parameters=prepared.parameters,

@@ -35,10 +35,11 @@ class MemoryRecorder:
         self.offer = offer
         return AttachReply(RUN_ID, 0)
 
-    def commit(self, step: MergedStep) -> None:
+    def commit(self, step: MergedStep) -> MergedStep:
         if step.step == self._fail_at:
             raise OSError("no space left on device")
         self.steps.append(step)
+        return step
 
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
         assert deadline_s > 0
