@@ -195,7 +195,7 @@ class Rendezvous:
             return links
         for peer in self._position.neighbours:
             grace_s = waits.verdict_s if peer == self._position.parent else waits.offers_s
-            if (group := self._connect(peer, self._remaining_s() + grace_s)) is not None:
+            if (group := self._connect(peer, self._remaining_s(grace_s))) is not None:
                 links[peer] = Link(group, peer, int(peer != self._position.parent), on_frame, on_broken)
         return links
 
@@ -217,8 +217,8 @@ class Rendezvous:
         if self._world_size > 1:
             forget_place(self._store, self._rank)
 
-    def _remaining_s(self) -> float:
-        return max(0.05, self._deadline - time.monotonic())
+    def _remaining_s(self, grace_s: float = 0.0) -> float:
+        return max(0.05, self._deadline + grace_s - time.monotonic())
 
 
 def _part_of_store(prefix: str) -> Any:
