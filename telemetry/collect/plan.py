@@ -14,15 +14,15 @@ class PlannedSignal:
     """One signal on this rank.
 
     Attributes:
-        signal: its name; every: its interval in steps.
-        num_sites: sites, or selected modules where the tensors show only when the model runs.
+        signal: its name, or the source kind of call sites; every: its interval in steps.
+        num_sites: sites, or selected modules where the tensors show only when the model runs, None for call sites.
         num_elements: elements reduced on a logged step, None where that is not known yet.
         size_bytes: bytes read on a logged step, None likewise.
     """
 
     signal: str
     every: int
-    num_sites: int
+    num_sites: int | None
     num_elements: int | None
     size_bytes: int | None
 
@@ -38,6 +38,7 @@ class Plan:
         hist_every: interval of histograms in steps, None for none.
         backend: what reduces the tensors.
         selection: ``select`` and ``exclude`` in words.
+        compile_obstacle: why tensors inside of compiled code cannot be observed, "" where they can.
     """
 
     to: str
@@ -50,6 +51,7 @@ class Plan:
     hist_every: int | None
     backend: str
     selection: str
+    compile_obstacle: str = ""
 
     def __str__(self) -> str:
         histograms = f"every {self.hist_every}" if self.hist_every else "none"
@@ -62,13 +64,16 @@ class Plan:
         lines += [_row(signal) for signal in self.signals]
         if not self.signals:
             lines.append("  no signals: only explicit call sites are observed")
+        if self.compile_obstacle:
+            lines.append(f"  modules in compiled code are unsupported: {self.compile_obstacle}")
         return "\n".join(lines)
 
 
 def _row(signal: PlannedSignal) -> str:
+    sites = "" if signal.num_sites is None else str(signal.num_sites)
     elements = "at first forward" if signal.num_elements is None else f"{signal.num_elements:,}"
     size = "" if signal.size_bytes is None else _human_bytes(signal.size_bytes)
-    return f"  {signal.signal:<18}{signal.every:>6}{signal.num_sites:>8}{elements:>18}{size:>14}"
+    return f"  {signal.signal:<18}{signal.every:>6}{sites:>8}{elements:>18}{size:>14}"
 
 
 def _human_bytes(size_bytes: float) -> str:

@@ -23,6 +23,7 @@ class SessionReport:
         num_unlogged: due steps that were not handed over, because merging had stopped by then.
         observations: (kind, presence) → number of scheduled observations on this rank.
         never_ran: selected modules that no logged step ever ran.
+        never_met: kinds of call sites that the session listened to and no logged step met.
         self_s, step_s: our time and the whole time in the logged steps' scopes, seconds.
         merge: the aggregator's account.
     """
@@ -35,6 +36,7 @@ class SessionReport:
     num_unlogged: int
     observations: Mapping[tuple[str, Presence], int]
     never_ran: tuple[str, ...]
+    never_met: tuple[str, ...]
     self_s: float
     step_s: float
     merge: CloseReport
@@ -50,6 +52,8 @@ class SessionReport:
         if self.never_ran:
             shown = ", ".join(self.never_ran[:5]) + (", …" if len(self.never_ran) > 5 else "")
             lines.append(f"  {len(self.never_ran)} selected modules never ran in a logged step: {shown}")
+        if self.never_met:
+            lines.append(f"  no logged step met a call site of the kinds {', '.join(self.never_met)}")
         if self.num_steps > 0 and not self.observations:
             lines.append("  WARNING: nothing was observed; no step was due, or nothing that was selected ran")
         return "\n".join([*lines, *self._merge_lines()])

@@ -11,6 +11,7 @@ from torch import nn
 
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.boundary import OptimizerBoundary
+from telemetry.collect.call_sites import CallSiteObserver
 from telemetry.collect.clock import SelfTime
 from telemetry.collect.observations import Observations, Origin
 from telemetry.collect.parameters import ParameterObserver
@@ -53,6 +54,7 @@ class Session:
         observations: Observations,
         activations: ActivationObserver,
         parameters: ParameterObserver,
+        call_sites: CallSiteObserver,
         clock: SelfTime,
         optimizers: tuple[Any, ...],
     ) -> None:
@@ -65,6 +67,7 @@ class Session:
         self._observations = observations
         self._activations = activations
         self._parameters = parameters
+        self._call_sites = call_sites
         self._clock = clock
         self._boundary = OptimizerBoundary(optimizers, before=self._before_optimizer, after=self._after_optimizer)
         self._boundary.install()
@@ -81,6 +84,15 @@ class Session:
     def run_id(self) -> str:
         """Identity of the run that the session writes to."""
         return self._origin.run_id
+
+    @property
+    def observer(self) -> CallSiteObserver:
+        """A listener of call sites, for scopes that others open; outside of due steps it does nothing.
+
+        Example:
+            ``with megatron.core.tensor_observation.capture_tensor_observations(session.observer, kinds): …``
+        """
+        return self._call_sites
 
     @property
     def report(self) -> SessionReport:
@@ -139,7 +151,8 @@ class Session:
         if self._report is not None:
             return
         self._boundary.remove()
-        self._activations.remove()
+        self._call_sites.close()
+        self._activations.detach()
         self._parameters.forget_snapshots()
         release_model(self._chunks, self._name)
         self._report = SessionReport(
@@ -151,6 +164,7 @@ class Session:
             num_unlogged=self._num_unlogged,
             observations=dict(self._tally),
             never_ran=self._activations.never_ran() if self._num_logged else (),
+            never_met=self._call_sites.never_met() if self._num_logged else (),
             self_s=self._self_s,
             step_s=self._step_s,
             merge=self._aggregator.close(),
@@ -177,6 +191,7 @@ class Session:
             if f"{kind}s" in self._due:
                 self._parameters.expect(kind, reason)
         self._activations.install(activations="activations" in self._due, gradients="activation_grads" in self._due)
+        self._call_sites.open(self._due, traced=not self._activations.compile_obstacle)
         if "updates" in self._due and not len(self._boundary):
             self._parameters.snapshot()
 
@@ -201,6 +216,8 @@ class Session:
         if not self._due:
             return
         with self._clock:
+            self._call_sites.close()
+            self._activations.mark_old_graphs()
             self._activations.remove()
             self._read_weights()
             for key, count in self._observations.tally().items():
@@ -222,6 +239,7 @@ class Session:
 
     def _abandon_step(self) -> None:
         self._in_step = False
+        self._call_sites.close()
         self._activations.remove()
         self._observations.discard()
         self._parameters.forget_snapshots()

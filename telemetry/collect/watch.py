@@ -36,6 +36,7 @@ def watch(
     to: str | os.PathLike[str] | Aggregator,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     signals: Sequence[str] = SIGNALS,
+    call_sites: Sequence[str] = (),
     select: Selector | Sequence[Selector] = "*",
     exclude: Selector | Sequence[Selector] = (),
     every: int | Mapping[str, int] = DEFAULT_EVERY,
@@ -48,6 +49,7 @@ def watch(
     sinks: Sequence[Any] = (),
     name: str = "default",
     resume_step: int | None = None,
+    first_step: bool = True,
     last_step: int | None = None,
     full_updates: bool = False,
     descriptor: HistogramDescriptor = DEFAULT_DESCRIPTOR,
@@ -62,8 +64,9 @@ def watch(
         optimizer: the optimizer or optimizers of the model. Without one, the step scope is the boundary: gradients
             are read at its end, and updates are the difference over the scope.
         signals: which of ``telemetry.SIGNALS`` to observe; may be empty.
+        call_sites: source kinds of ``telemetry.observe_tensor`` calls to observe.
         select, exclude: modules and parameters by name glob, compiled regular expression, module class or predicate.
-        every: interval in steps, for all signals or by signal; the first and last step are always logged.
+        every: interval in steps, for all, or by signal and kind of call sites; first and last step are always logged.
         hist_every: interval of histograms in steps, None for none.
         layout: the named axes of the job, or its ``DeviceMesh``. Left out, it is that of the mesh which the model's
             DTensors use, and where there are none, one data-parallel axis is assumed and recorded.
@@ -77,6 +80,7 @@ def watch(
         sinks: where else the record goes, opened on rank zero only.
         name: distinguishes several sessions on one model.
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
+        first_step: whether the first step that the session sees is logged whatever its number.
         last_step: the run's last step if known, so that it is logged.
         full_updates: follow every element of a parameter, not at most 4096 of each; costs a copy of the parameters.
         descriptor: the histogram grid.
@@ -93,10 +97,12 @@ def watch(
         chunks=as_chunks(model),
         optimizers=optimizer,
         signals=signals,
+        call_sites=call_sites,
         select=select,
         exclude=exclude,
         every=every,
         hist_every=hist_every,
+        first_step=first_step,
         last_step=last_step,
         layout=layout,
         placements=placements,
@@ -132,6 +138,7 @@ def watch(
             release_model(request.chunks, name)
         raise
     assert prepared is not None, "an aggregator accepted the offer of a rank that had refused"
+    prepared.activations.attach()
     origin = Origin(reply.run_id, reply.segment, rank, world_size)
     return _session(request, prepared, aggregator, origin, destination)
 
@@ -155,6 +162,7 @@ def _session(
         observations=prepared.observations,
         activations=prepared.activations,
         parameters=prepared.parameters,
+        call_sites=prepared.call_sites,
         clock=prepared.clock,
         optimizers=prepared.optimizers,
     )

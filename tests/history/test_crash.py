@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.history.history_processes import CONTEXT, commit_and_tell, packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.history import publish as publish_module
 from aggregator.history.layout import segment_folder
 from aggregator.testing.packets import make_step
 from telemetry.summary import DEFAULT_DESCRIPTOR
+from tests.history.history_processes import CONTEXT, commit_and_tell, packet_of
 
 DEADLINE_S = 50.0
 
