@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from telemetry.scopes import GATE, deliver
-from telemetry.torch_internals import compile_obstacle, define_effect
+from telemetry.torch_internals import compile_obstacle, define_effect, left_out, only_inline
 
 __all__ = ["Receiver", "TracedHook", "UnresolvedOwner", "is_ready", "make_ready", "trace_call_site"]
 
@@ -53,7 +53,7 @@ class UnresolvedOwner:
 _numbers: Final = itertools.count()
 _receivers: Final[WeakValueDictionary[int, Receiver]] = WeakValueDictionary()
 _NOBODY: Final = torch.tensor(-1)
-_state: Final = {"ready": False}
+_obstacle: Final[list[str]] = []
 
 
 def is_ready() -> bool:
@@ -63,18 +63,26 @@ def is_ready() -> bool:
 
 def make_ready() -> str:
     """Define the operators, once, and return why that cannot be, or ""."""
-    if not _state["ready"]:
-        if obstacle := compile_obstacle():
-            return obstacle
-        define_effect("began(Tensor handle) -> ()", _run_began)
-        define_effect("output(Tensor x, Tensor handle, str path, str no_gradient) -> ()", _run_output)
-        define_effect("gradient(Tensor x, Tensor handle, str path) -> ()", _run_gradient)
-        define_effect(
-            "call_site(Tensor x, Tensor handle, str owner_class, str name, str source_kind, "
-            "int? tp_shard_dim, int? sequence_dim, int? batch_dim) -> ()",
-            _run_call_site,
-        )
-        _state["ready"] = True
+    if _obstacle:
+        return _obstacle[0]
+    try:
+        obstacle = compile_obstacle() or _define()
+    except Exception as error:  # whatever a torch that we do not know may do, a session goes on without
+        obstacle = f"torch {torch.__version__} refused our operators, {type(error).__name__}: {error}"
+    _obstacle.append(obstacle)
+    return obstacle
+
+
+def _define() -> str:
+    define_effect("began(Tensor handle) -> ()", _run_began)
+    define_effect("output(Tensor x, Tensor handle, str path, str no_gradient) -> ()", _run_output)
+    define_effect("gradient(Tensor x, Tensor handle, str path) -> ()", _run_gradient)
+    define_effect(
+        "call_site(Tensor x, Tensor handle, str owner_class, str name, str source_kind, "
+        "int? tp_shard_dim, int? sequence_dim, int? batch_dim) -> ()",
+        _run_call_site,
+    )
+    only_inline(TracedHook.__call__)
     return ""
 
 
@@ -133,7 +141,7 @@ class TracedHook:
     """
 
     def __init__(self, receiver: Receiver, *, traces: str, gradients: bool) -> None:
-        self._receiver = receiver
+        self._take = left_out(receiver.take)
         self._traces = traces
         self.gradients = gradients
         number = next(_numbers)
@@ -143,7 +151,7 @@ class TracedHook:
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> Any:
         """Take the output, or leave a trace of it in the graph that is being compiled."""
         if not is_dynamo_compiling():
-            self._receiver.take(output)
+            self._take(output)
             return None
         if self._traces == "began":
             torch.ops.rankfold.began(self.handle)

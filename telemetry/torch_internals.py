@@ -25,7 +25,9 @@ __all__ = [
     "has_compiled",
     "is_fake",
     "is_recomputing",
+    "left_out",
     "new_hook_key",
+    "only_inline",
     "reading",
     "remove_hook",
 ]
@@ -140,6 +142,22 @@ def define_effect(schema: str, implementation: Callable[..., None]) -> None:
 
 def _returns_nothing(*_: Any) -> None:
     return None
+
+
+def left_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs as it is, with all that it calls, wherever compiled code comes upon it."""
+    wrapped: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return wrapped
+
+
+def only_inline(function: Callable[..., Any]) -> None:
+    """Let a function be traced as a part of what calls it, but never become a graph by itself.
+
+    Otherwise the hooks of an outermost module, and call sites after a graph break, would each be compiled alone.
+    """
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
 
 
 def has_compiled() -> bool:

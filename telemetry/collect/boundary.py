@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from telemetry.torch_internals import left_out
 
 __all__ = ["OptimizerBoundary"]
 
@@ -36,9 +37,8 @@ class OptimizerBoundary:
         """Add the hooks; they stay until :meth:`remove`."""
         for optimizer in self._optimizers:
             # A compiled step calls them as they are; they are no part of the computation.
-            before, after = (_left_out_of_graphs(callback) for callback in (self._on_before, self._on_after))
-            self._handles.append(optimizer.register_step_pre_hook(before))
-            self._handles.append(optimizer.register_step_post_hook(after))
+            self._handles.append(optimizer.register_step_pre_hook(left_out(self._on_before)))
+            self._handles.append(optimizer.register_step_post_hook(left_out(self._on_after)))
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -53,8 +53,3 @@ class OptimizerBoundary:
         # args begins with the optimizer itself, as Optimizer.profile_hook_step passes it on.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._after(closure is not None)
-
-
-def _left_out_of_graphs(callback: Callable[..., None]) -> Callable[..., None]:
-    left_out: Callable[..., None] = torch.compiler.disable(callback)  # type: ignore[no-untyped-call]
-    return left_out

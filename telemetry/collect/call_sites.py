@@ -13,9 +13,10 @@ from telemetry.collect.observations import Observations
 from telemetry.collect.placing import CallDims
 from telemetry.collect.schedule import ANY_KIND
 from telemetry.compiled import UnresolvedOwner
+from telemetry.presence import Presence
 from telemetry.scopes import close_gate, join, leave, open_gate
 from telemetry.sites import KIND_OF_SIGNAL
-from telemetry.torch_internals import is_recomputing
+from telemetry.torch_internals import is_recomputing, left_out
 
 __all__ = ["CallSiteObserver"]
 
@@ -28,6 +29,10 @@ _UNKNOWN_OWNER = (
 
 class CallSiteObserver:
     """A Megatron observer that records into a session; outside of due steps it does nothing, and it never raises.
+
+    Attributes:
+        kinds: see below.
+        listener: what to call.
 
     Args:
         kinds: source kinds that the session listens to by itself, in its due steps. What it gets from scopes that
@@ -53,6 +58,8 @@ class CallSiteObserver:
         self._is_open = False
         self._skipped: frozenset[str] = frozenset()
         self._gate: bool | None = None
+        # Called from code that is being compiled around it, it is not compiled along.
+        self.listener = left_out(self)
 
     def never_met(self) -> tuple[str, ...]:
         """Return the kinds that the session listens to and that no due step has met so far."""
@@ -74,13 +81,13 @@ class CallSiteObserver:
         if self.kinds:
             self._gate = traced
             open_gate(self.kinds, traced=traced)
-            join(self, self.kinds)
+            join(self.listener, self.kinds)
 
     def close(self) -> None:
         """End the step."""
         self._is_open = False
         if self._gate is not None:
-            leave(self)
+            leave(self.listener)
             close_gate(self.kinds, traced=self._gate)
             self._gate = None
 
@@ -105,6 +112,10 @@ class CallSiteObserver:
             if site is None:
                 site = self._define(owner, name, source_kind, tensor, CallDims(tp_shard_dim, sequence_dim, batch_dim))
                 self._sites[key, source_kind, name] = site
+            if not isinstance(tensor, Tensor):
+                reason = f"the call showed a {type(tensor).__name__}, not a tensor"
+                self._observations.mark(site, Presence.UNSUPPORTED, reason)
+                return
             self._observations.observe(site, tensor)
             if isinstance(key, str):
                 self._observations.note(site, _UNKNOWN_OWNER)

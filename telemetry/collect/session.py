@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -86,13 +87,13 @@ class Session:
         return self._origin.run_id
 
     @property
-    def observer(self) -> CallSiteObserver:
+    def observer(self) -> Callable[..., None]:
         """A listener of call sites, for scopes that others open; outside of due steps it does nothing.
 
         Example:
             ``with megatron.core.tensor_observation.capture_tensor_observations(session.observer, kinds): …``
         """
-        return self._call_sites
+        return self._call_sites.listener
 
     @property
     def report(self) -> SessionReport:
