@@ -32,8 +32,8 @@ class Receiver(Protocol):
     def take(self, output: Any) -> None:
         """Take what the module returned, or, before the forward, its arguments."""
 
-    def take_tensor(self, path: str, tensor: Tensor, no_gradient: str) -> None:
-        """Take one tensor of the output, with the reason why its gradient cannot be had, or ""."""
+    def take_tensor(self, path: str, tensor: Tensor, *, awaits_gradient: bool, no_gradient: str) -> None:
+        """Take one tensor of the output; it awaits a gradient, unless there is a reason why that cannot be had."""
 
     def take_gradient(self, path: str, gradient: Tensor) -> None:
         """Take the gradient of one tensor of the output."""
@@ -75,7 +75,7 @@ def make_ready() -> str:
 
 def _define() -> str:
     define_effect("began(Tensor handle) -> ()", _run_began)
-    define_effect("output(Tensor x, Tensor handle, str path, str no_gradient) -> ()", _run_output)
+    define_effect("output(Tensor x, Tensor handle, str path, bool awaits_gradient, str no_gradient) -> ()", _run_output)
     define_effect("gradient(Tensor x, Tensor handle, str path) -> ()", _run_gradient)
     define_effect(
         "call_site(Tensor x, Tensor handle, str owner_class, str name, str source_kind, "
@@ -94,9 +94,9 @@ def _run_began(handle: Tensor) -> None:
         receiver.take(None)
 
 
-def _run_output(x: Tensor, handle: Tensor, path: str, no_gradient: str) -> None:
+def _run_output(x: Tensor, handle: Tensor, path: str, awaits_gradient: bool, no_gradient: str) -> None:
     if (receiver := _receivers.get(int(handle))) is not None:
-        receiver.take_tensor(path, x, no_gradient)
+        receiver.take_tensor(path, x, awaits_gradient=awaits_gradient, no_gradient=no_gradient)
 
 
 def _run_gradient(x: Tensor, handle: Tensor, path: str) -> None:
@@ -209,9 +209,10 @@ def _traced(output: Any, path: str, hook: TracedHook) -> Any:
     Walks in the order, and with the paths, of ``telemetry.collect.outputs.tensors_in``.
     """
     if isinstance(output, Tensor):
-        torch.ops.rankfold.output(output, hook.handle, path, "")
-        wants = hook.gradients and output.requires_grad
-        return _Identity.apply(output, hook.handle, path) if wants else output  # type: ignore[no-untyped-call]
+        # Asked while tracing, because inside of the graph no tensor requires a gradient.
+        awaits = hook.gradients and output.requires_grad
+        torch.ops.rankfold.output(output, hook.handle, path, awaits, "")
+        return _Identity.apply(output, hook.handle, path) if awaits else output  # type: ignore[no-untyped-call]
     if type(output) in (tuple, list):
         return type(output)([_traced(value, _joined(path, str(i)), hook) for i, value in enumerate(output)])
     if type(output) is dict:
@@ -235,7 +236,8 @@ def _trace_only_values(output: Any, path: str, hook: TracedHook) -> None:
     for name, value in parts:
         if isinstance(value, Tensor):
             reason = f"gradients of tensors in a {type(output).__name__} are not seen in compiled code"
-            torch.ops.rankfold.output(value, hook.handle, _joined(path, name), reason)
+            awaits = hook.gradients and value.requires_grad
+            torch.ops.rankfold.output(value, hook.handle, _joined(path, name), awaits, reason)
         else:
             _trace_only_values(value, _joined(path, name), hook)
 

@@ -10,6 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
+    "CompiledRegion",
     "HookGuards",
     "add_hook",
     "compile_obstacle",
@@ -166,11 +168,25 @@ def has_compiled() -> bool:
     return utils is not None and utils.counters["stats"]["unique_graphs"] > 0
 
 
-def compiled_regions(root: nn.Module) -> list[tuple[nn.Module, ...]]:
-    """Return the modules of each compiled part of a model, inner parts first."""
-    compiled = [
-        module
-        for module in root.modules()
-        if isinstance(getattr(module, "_orig_mod", None), nn.Module) or module._compiled_call_impl is not None
-    ]
-    return [tuple(module.modules()) for module in reversed(compiled)]
+@dataclass(frozen=True)
+class CompiledRegion:
+    """A compiled part of a model.
+
+    Attributes:
+        root: the module whose call was compiled; its own hooks may run outside of the graph.
+        inside: all modules below it.
+    """
+
+    root: nn.Module
+    inside: tuple[nn.Module, ...]
+
+
+def compiled_regions(model: nn.Module) -> list[CompiledRegion]:
+    """Return the compiled parts of a model."""
+    regions = []
+    for module in model.modules():
+        inner = getattr(module, "_orig_mod", None)
+        root = inner if isinstance(inner, nn.Module) else module
+        if root is not module or module._compiled_call_impl is not None:
+            regions.append(CompiledRegion(root, tuple(below for below in root.modules() if below is not root)))
+    return regions

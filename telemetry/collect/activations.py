@@ -134,25 +134,24 @@ class ActivationObserver:
 
     def _unheard(self) -> list[ModuleOutput]:
         silent = [output for output in self._outputs if not output.has_run]
-        if not silent or not has_compiled():
+        if not silent:
             return []
         heard = {id(output.module) for output in self._outputs if output.runs_in_step}
-        if not heard and self.num_forwards == 0:
+        if not heard and self.num_forwards == 0 and has_compiled():
             # Whoever compiled a function that calls the model left no mark on the model.
             return silent
         old: set[int] = set()
-        for chunk in self._chunks:
-            for region in compiled_regions(chunk):
-                modules = {id(module) for module in region}
-                if not modules & heard:
-                    old |= modules
+        for region in (region for chunk in self._chunks for region in compiled_regions(chunk)):
+            inside = {id(module) for module in region.inside}
+            if not inside & heard:
+                old |= inside | ({id(region.root)} - heard)
         return [output for output in silent if id(output.module) in old]
 
 
 class _Silent:
     """What of a receiver these two have no use for."""
 
-    def take_tensor(self, path: str, tensor: Tensor, no_gradient: str) -> None:
+    def take_tensor(self, path: str, tensor: Tensor, *, awaits_gradient: bool, no_gradient: str) -> None:
         """Never called."""
 
     def take_gradient(self, path: str, gradient: Tensor) -> None:

@@ -113,7 +113,8 @@ class CallSiteObserver:
                 site = self._define(owner, name, source_kind, tensor, CallDims(tp_shard_dim, sequence_dim, batch_dim))
                 self._sites[key, source_kind, name] = site
             if not isinstance(tensor, Tensor):
-                reason = f"the call showed a {type(tensor).__name__}, not a tensor"
+                # A call site is the user's code, which nobody type-checks against us.
+                reason = f"the call showed a {type(tensor).__name__}, not a tensor"  # type: ignore[unreachable]
                 self._observations.mark(site, Presence.UNSUPPORTED, reason)
                 return
             self._observations.observe(site, tensor)

@@ -81,12 +81,12 @@ class ModuleOutput:
                 reason = f"the output is {type(output).__name__} and holds no tensor"
                 self.mark("activation", Presence.UNSUPPORTED, reason)
 
-    def take_tensor(self, path: str, tensor: Tensor, no_gradient: str) -> None:
+    def take_tensor(self, path: str, tensor: Tensor, *, awaits_gradient: bool, no_gradient: str) -> None:
         """Observe one tensor of what the module returned in compiled code."""
         with self._capture.clock:
             self.has_run = self.runs_in_step = True
             self._observe(path, tensor)
-            if self._capture.gradients and tensor.requires_grad:
+            if self._capture.gradients and awaits_gradient:
                 site = self._expect_gradient(path, tensor)
                 if no_gradient:
                     self._capture.observations.mark(site, Presence.UNSUPPORTED, no_gradient)

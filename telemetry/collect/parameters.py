@@ -109,6 +109,9 @@ class ParameterObserver:
                 continue
             gradient = parameter.tensor.grad
             if gradient is None:
+                # Where Megatron accumulates gradients in a buffer of its own.
+                gradient = getattr(parameter.tensor, "main_grad", None)
+            if gradient is None:
                 continue
             if is_dtensor(gradient) and gradient.placements != parameter.tensor.placements:  # type: ignore[attr-defined]
                 reason = f"the gradient is placed as {gradient.placements}, not as its parameter"  # type: ignore[attr-defined]

@@ -21,9 +21,9 @@ def save_products(context, operator, *args, **kwargs) -> CheckpointPolicy:
 
 
 def save_everything(context, operator, *args, **kwargs) -> CheckpointPolicy:
-    # What changes a tensor in place cannot be saved, with or without us.
-    mutates = operator._schema.is_mutable
-    return CheckpointPolicy.PREFER_RECOMPUTE if mutates else CheckpointPolicy.MUST_SAVE
+    # What is changed in place, as dropout does with its mask, cannot be saved, with or without us.
+    mutable = operator._schema.is_mutable or operator is torch.ops.aten.empty_like.default
+    return CheckpointPolicy.PREFER_RECOMPUTE if mutable else CheckpointPolicy.MUST_SAVE
 
 
 def selective(policy):
