@@ -8,6 +8,13 @@ Example:
     ...             train_one(batch)
 """
 
+from telemetry.callsites import (
+    capture_tensor_observations,
+    is_observing_tensor,
+    observe_layer_residuals,
+    observe_tensor,
+    suspend_tensor_observations,
+)
 from telemetry.collect.plan import Plan
 from telemetry.collect.report import SessionReport
 from telemetry.collect.session import Session
@@ -40,5 +47,10 @@ __all__ = [
     "SessionReport",
     "Shard",
     "__version__",
+    "capture_tensor_observations",
+    "is_observing_tensor",
+    "observe_layer_residuals",
+    "observe_tensor",
+    "suspend_tensor_observations",
     "watch",
 ]

@@ -1,145 +1,180 @@
-"""Outputs of modules, and the gradients that reach them: hooks that exist only while a due step runs.
+"""The hooks of a session: on the model only while a due step runs, and the same ones in every due step.
 
 Between due steps the model carries nothing of ours, so it costs nothing, pickles and copies as it is. A copy that is
-made inside of a due step carries an inert function in place of each hook.
+made inside of a due step carries an inert function in place of each hook. Compiled code guards on the hooks: it has one
+graph with them and one without. So that these stay the only two, all hooks come and go together, and what of them a
+step is due for is decided when they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from telemetry.collect.book import LocalSite, SiteBook
-from telemetry.collect.clock import SelfTime
+from telemetry.collect.module_output import Capture, ModuleOutput
 from telemetry.collect.names import ModelNames
-from telemetry.collect.observations import Observations
-from telemetry.collect.outputs import tensors_in
 from telemetry.collect.select import Selection
+from telemetry.compiled import Receiver, TracedHook, make_ready
 from telemetry.presence import Presence
+from telemetry.torch_internals import (
+    HookGuards,
+    add_hook,
+    compiled_regions,
+    has_compiled,
+    is_recomputing,
+    new_hook_key,
+    remove_hook,
+)
 
-__all__ = ["ActivationObserver", "InertHook", "is_recomputation"]
+__all__ = ["ActivationObserver"]
 
 _NEVER_RAN = "the module did not run in this step"
-_NO_GRADIENT = "no gradient reached the output in this step"
-
-
-def _inert(*_: Any) -> None:
-    return None
-
-
-def _make_inert() -> Callable[..., None]:
-    return _inert
-
-
-class InertHook:
-    """A forward hook that neither pickles nor copies: what does is a function without effect."""
-
-    def __init__(self, call: Callable[[Any], None]) -> None:
-        self._call = call
-
-    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        self._call(output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _make_inert, ()
+_OLD_GRAPH = (
+    "nothing came from the compiled code that holds the module: its graph was made before the session was attached; "
+    "attach before the first call, or call torch.compiler.reset() after watch(…)"
+)
 
 
 class ActivationObserver:
-    """Observes the outputs of the selected modules, and counts the forward passes of ``root`` as micro-batches."""
+    """Observes the outputs of the selected modules, and counts the forward passes of the model as micro-batches.
+
+    Args:
+        chunks: the model as the loop calls it; a call of the first chunk is a micro-batch.
+        signals: of the session. What is not among them is not traced into compiled graphs.
+        call_sites: whether calls in compiled code may have to find out which module they belong to.
+    """
 
     def __init__(
         self,
-        root: nn.Module,
+        chunks: Sequence[nn.Module],
         names: ModelNames,
         selection: Selection,
-        book: SiteBook,
-        observations: Observations,
-        clock: SelfTime,
+        capture: Capture,
+        *,
+        signals: Sequence[str],
+        call_sites: bool,
     ) -> None:
-        self._root = root
-        self._modules = [
-            (name, module, aliases) for name, module, aliases in names.modules() if selection.takes_module(name, module)
+        self._chunks = chunks
+        self._capture = capture
+        self._key = new_hook_key()
+        self._wants_outputs = bool({"activations", "activation_grads"} & set(signals))
+        self._wants_gradients = "activation_grads" in signals
+        self._outputs = [
+            ModuleOutput(capture, name, module, aliases)
+            for name, module, aliases in names.modules()
+            if selection.takes_module(name, module)
         ]
-        self._book = book
-        self._observations = observations
-        self._clock = clock
-        self._handles: list[RemovableHandle] = []
-        self._ran: set[str] = set()
-        self.num_forwards = 0
+        self._forwards = _Forwards(chunks[0])
+        self._owners = [_Owner(module) for _, module, _ in names.owners()] if call_sites else []
+        self._hooks: list[tuple[nn.Module, TracedHook, bool]] = []
+        self._is_attached = False
+        self.compile_obstacle = ""
 
     @property
     def num_modules(self) -> int:
         """Number of selected modules."""
-        return len(self._modules)
+        return len(self._outputs)
+
+    @property
+    def num_forwards(self) -> int:
+        """Forward passes of the model in the running step, or in the last one that was due."""
+        return self._forwards.count
 
     def never_ran(self) -> tuple[str, ...]:
         """Return the selected modules that no due step has run so far."""
-        return tuple(name for name, _, _ in self._modules if name not in self._ran)
+        return tuple(output.name for output in self._outputs if not output.has_run)
+
+    def attach(self) -> None:
+        """Make the hooks, and let compiled code look out for them; nothing of the model is touched yet."""
+        self._is_attached = True
+        self.compile_obstacle = make_ready()
+        if not self.compile_obstacle:
+            HookGuards.acquire()
+        self._hooks.append((self._forwards.module, self._hook(self._forwards, "began"), True))
+        outputs = self._outputs if self._wants_outputs else []
+        self._hooks += [(output.module, self._hook(output, "output"), False) for output in outputs]
+        taken = {id(output.module) for output in outputs}
+        owners = [owner for owner in self._owners if id(owner.module) not in taken]
+        self._hooks += [(owner.module, self._hook(owner, "owner"), False) for owner in owners]
+
+    def _hook(self, receiver: Receiver, traces: str) -> TracedHook:
+        return TracedHook(receiver, traces="" if self.compile_obstacle else traces, gradients=self._wants_gradients)
+
+    def detach(self) -> None:
+        """Take everything back, for good."""
+        self.remove()
+        if self._is_attached and not self.compile_obstacle:
+            HookGuards.release()
+        self._is_attached = False
 
     def install(self, *, activations: bool, gradients: bool) -> None:
-        """Add the hooks of a due step; the caller removes them on every way out of it."""
-        self.num_forwards = 0
-        self._handles.append(self._root.register_forward_pre_hook(InertHook(self._count_forward)))
-        if not activations and not gradients:
-            return
-        if activations:
-            for site in self._book.of_kind("activation"):
-                self._observations.expect(site, _NEVER_RAN)
-        for name, module, aliases in self._modules:
-            hook = InertHook(self._observer_of(name, aliases, activations=activations, gradients=gradients))
-            self._handles.append(module.register_forward_hook(hook))
+        """Begin a due step: add the hooks; the caller removes them on every way out of it."""
+        self._forwards.count = 0
+        self._capture.begin(activations=activations, gradients=gradients)
+        for output in self._outputs:
+            output.expect(_NEVER_RAN)
+        for module, hook, before in self._hooks:
+            add_hook(module, self._key, hook, before=before)
 
     def remove(self) -> None:
         """Take every hook off."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._capture.end()
+        for module, _, before in self._hooks:
+            remove_hook(module, self._key, before=before)
 
-    def _count_forward(self, _: Any) -> None:
-        if not is_recomputation():
-            self.num_forwards += 1
+    def mark_old_graphs(self) -> None:
+        """Give modules in compiled code that has never heard of us a row that says so; called before removal."""
+        wanted = (("activation", self._capture.activations), ("activation_grad", self._capture.gradients))
+        kinds = [kind for kind, is_due in wanted if is_due]
+        for output in self._unheard() if kinds else ():
+            for kind in kinds:
+                output.mark(kind, Presence.UNSUPPORTED, self.compile_obstacle or _OLD_GRAPH)
 
-    def _observer_of(
-        self, name: str, aliases: tuple[str, ...], *, activations: bool, gradients: bool
-    ) -> Callable[[Any], None]:
-        def observe(output: Any) -> None:
-            with self._clock:
-                recomputed = is_recomputation()
-                self._ran.add(name)
-                tensors = list(tensors_in(output))
-                for path, tensor in tensors:
-                    site_name = f"{name}:{path}" if path else name
-                    if activations and not recomputed:
-                        self._observations.observe(self._site("activation", site_name, tensor, aliases), tensor)
-                    if gradients and tensor.requires_grad:
-                        self._await_gradient(self._site("activation_grad", site_name, tensor, aliases), tensor)
-                if activations and not tensors:
-                    self._mark_without_tensor(name, aliases, output)
-
-        return observe
-
-    def _site(self, kind: str, name: str, tensor: Tensor, aliases: tuple[str, ...]) -> LocalSite:
-        return self._book.add(kind, name, tensor, aliases=aliases)
-
-    def _await_gradient(self, site: LocalSite, tensor: Tensor) -> None:
-        self._observations.expect(site, _NO_GRADIENT)
-
-        def observe(gradient: Tensor) -> None:
-            with self._clock:
-                self._observations.observe(site, gradient)
-
-        # The graph owns this hook and frees it with itself. If the step has ended by then it must stay silent.
-        self._handles.append(tensor.register_hook(observe))  # type: ignore[no-untyped-call]
-
-    def _mark_without_tensor(self, name: str, aliases: tuple[str, ...], output: Any) -> None:
-        site = self._book.add("activation", name, None, aliases=aliases)
-        reason = f"the output is {type(output).__name__} and holds no tensor"
-        self._observations.mark(site, Presence.UNSUPPORTED, reason)
+    def _unheard(self) -> list[ModuleOutput]:
+        silent = [output for output in self._outputs if not output.has_run]
+        if not silent:
+            return []
+        heard = {id(output.module) for output in self._outputs if output.runs_in_step}
+        if not heard and self.num_forwards == 0 and has_compiled():
+            # Whoever compiled a function that calls the model left no mark on the model.
+            return silent
+        old: set[int] = set()
+        for region in (region for chunk in self._chunks for region in compiled_regions(chunk)):
+            inside = {id(module) for module in region.inside}
+            if not inside & heard:
+                old |= inside | ({id(region.root)} - heard)
+        return [output for output in silent if id(output.module) in old]
 
 
-def is_recomputation() -> bool:
-    """Tell whether a backward pass is running this forward again, as activation checkpointing does."""
-    return torch._C._current_graph_task_id() != -1
+class _Silent:
+    """What of a receiver these two have no use for."""
+
+    def take_tensor(self, path: str, tensor: Tensor, *, awaits_gradient: bool, no_gradient: str) -> None:
+        """Never called."""
+
+    def take_gradient(self, path: str, gradient: Tensor) -> None:
+        """Never called."""
+
+
+class _Forwards(_Silent):
+    """Counts the forward passes of the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.count = 0
+
+    def take(self, output: Any) -> None:
+        if not is_recomputing():
+            self.count += 1
+
+
+class _Owner(_Silent):
+    """Tells call sites in compiled code which module they belong to."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def take(self, output: Any) -> None:
+        return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from telemetry.block import Block, block_of
-from telemetry.collect.placing import PlacementRules
+from telemetry.collect.placing import CallDims, PlacementRules
 from telemetry.errors import RankfoldError
 from telemetry.layout import ParallelLayout
 from telemetry.placement import RankRelation
@@ -67,7 +67,15 @@ class SiteBook:
         """Return the known sites of a kind, in the order in which they were met."""
         return [site for (site_kind, _), site in self._sites.items() if site_kind == kind]
 
-    def add(self, kind: str, name: str, tensor: Tensor | None, *, aliases: tuple[str, ...] = ()) -> LocalSite:
+    def add(
+        self,
+        kind: str,
+        name: str,
+        tensor: Tensor | None,
+        *,
+        aliases: tuple[str, ...] = (),
+        dims: CallDims | None = None,
+    ) -> LocalSite:
         """Return the site of a tensor that a running step shows; the definition of the first sight stays.
 
         A tensor that cannot be placed makes a site that says so at each observation, because training goes on.
@@ -75,7 +83,7 @@ class SiteBook:
         if (known := self.find(kind, name)) is not None:
             return known
         try:
-            relation = self._rules.relation(kind, name, tensor)
+            relation = self._rules.relation(kind, name, tensor, dims)
             refusal = _partial_refusal(relation)
         except RankfoldError as error:
             relation, refusal = self._layout.relation(kind), f"{error.code}: {error.message}"

@@ -8,6 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from telemetry.torch_internals import left_out
+
 __all__ = ["OptimizerBoundary"]
 
 Callback = Callable[[Any, frozenset[int]], None]
@@ -39,8 +41,9 @@ class OptimizerBoundary:
     def install(self) -> None:
         """Add the hooks; they stay until :meth:`remove`."""
         for optimizer in self._optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._on_before))
-            self._handles.append(optimizer.register_step_post_hook(self._on_after))
+            # A compiled step calls them as they are; they are no part of the computation.
+            self._handles.append(optimizer.register_step_pre_hook(left_out(self._on_before)))
+            self._handles.append(optimizer.register_step_post_hook(left_out(self._on_after)))
 
     def remove(self) -> None:
         """Take the hooks off."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from telemetry.collect.activations import InertHook, is_recomputation
+from telemetry.torch_internals import is_recomputing
 
 if TYPE_CHECKING:
     from telemetry.collect.session import Session, StepScope
@@ -20,6 +20,27 @@ __all__ = ["ImplicitSteps", "StepSource"]
 
 StepSource = Callable[[], int]
 """Returns the number of the optimizer step that the coming forward pass belongs to, the same on every rank."""
+
+
+def _inert(*_: Any) -> None:
+    return None
+
+
+def _make_inert() -> Callable[..., None]:
+    return _inert
+
+
+class _CountingHook:
+    """A forward pre-hook that neither pickles nor copies: what does is a function without effect."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._call()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_inert, ()
 
 
 class ImplicitSteps:
@@ -39,15 +60,15 @@ class ImplicitSteps:
         self._source = source
         self._number: int | None = None
         self._scope: StepScope | None = None
-        self._handle = root.register_forward_pre_hook(InertHook(self._on_forward))
+        self._handle = root.register_forward_pre_hook(_CountingHook(self._on_forward))
 
     def close(self, *, record: bool) -> None:
         """Take the hook off and end the open step; ``record`` tells whether it counts or is abandoned."""
         self._handle.remove()
         self._end(record=record)
 
-    def _on_forward(self, _: Any) -> None:
-        if self.failure or is_recomputation():
+    def _on_forward(self) -> None:
+        if self.failure or is_recomputing():
             return
         try:
             number = int(self._source())

@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import nn
 
-__all__ = ["ModelNames", "NameRule", "as_chunks", "unwrapped"]
+__all__ = ["ModelNames", "NameRule", "as_chunks", "legal_name", "unwrapped"]
 
 NameRule = Callable[[str], str]
 """Local name → model-wide name, for modules and parameters alike."""
@@ -70,6 +70,18 @@ class ModelNames:
         for module, (name, *aliases) in names.items():
             yield name, module, _others(name, aliases)
 
+    def owners(self) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+        """Yield (name, module, aliases) of every module, containers and the chunks themselves included.
+
+        The name of a chunk is "", or what stands in front of the names in it.
+        """
+        names: dict[nn.Module, list[str]] = {}
+        for index, chunk in enumerate(self._chunks):
+            for path, module in chunk.named_modules(remove_duplicate=False):
+                names.setdefault(module, []).extend(name.rstrip(".") for name in self._names(index, path))
+        for module, (name, *aliases) in names.items():
+            yield name, module, _others(name, aliases)
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter, tuple[str, ...], nn.Module]]:
         """Yield (name, parameter, aliases, owning module) of every parameter, a tied one once under its first name."""
         names: dict[nn.Parameter, list[str]] = {}
@@ -97,13 +109,18 @@ class ModelNames:
         local = _canonical(path)
         in_chunk = f"model_chunk{index}.{local}" if len(self._chunks) > 1 else local
         if self._rule is not None:
-            name = _ILLEGAL.sub("_", self._rule(in_chunk))
+            name = legal_name(self._rule(in_chunk))
         elif (numbered := _renumbered(path, self._numbered[index])) is not None:
             name = _canonical(numbered)
         else:
             # Names outside of numbered layers (embedding, final norm) are unique in a model that numbers its layers.
             name = local if self._numbered[index] else self._stage_prefix + in_chunk
         return (name,) if name == local else (name, local)
+
+
+def legal_name(name: str) -> str:
+    """Return a name in which every tracker allows each character."""
+    return _ILLEGAL.sub("_", name)
 
 
 def _can_run(module: nn.Module) -> bool:
@@ -114,7 +131,7 @@ def _can_run(module: nn.Module) -> bool:
 def _canonical(path: str) -> str:
     """Drop the segments that wrappers add, and replace characters that trackers refuse."""
     kept = ".".join(part for part in path.split(".") if part not in _WRAPPER_SEGMENTS)
-    return _ILLEGAL.sub("_", kept)
+    return legal_name(kept)
 
 
 def _others(name: str, aliases: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from telemetry.staging import StagingBuffer
 from telemetry.summary.fields import ABSMAX, FINITE, FLOAT_FIELDS, NUM_FLOATS, NUM_INTS, TOTAL
 from telemetry.summary.histogram import HistogramDescriptor
 from telemetry.summary.merge import identity
+from telemetry.torch_internals import is_fake, reading
 
 __all__ = ["Observations", "Origin", "unreadable"]
 
@@ -78,10 +79,15 @@ class Observations:
         if not self.is_observed(site):
             self._states[site] = _State(presence, reason)
 
+    def note(self, site: LocalSite, reason: str) -> None:
+        """Say something that a reader of the site's numbers has to know."""
+        if self.is_observed(site):
+            self._states[site].reason = reason
+
     def observe(self, site: LocalSite, tensor: Tensor) -> None:
         """Reduce a tensor into its site; a failure becomes the presence of the row."""
         try:
-            with torch.no_grad(), self._lock:
+            with reading(), self._lock:
                 self._reduce(site, tensor)
         except RankfoldError as error:
             self.mark(site, Presence.UNSUPPORTED, f"{error.code}: {error.message}")
@@ -135,6 +141,8 @@ def unreadable(tensor: Tensor) -> str:
     """Return why the elements of a tensor cannot be read as they lie, or ""."""
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"the tensor's layout is {tensor.layout}"
+    if is_fake(tensor):
+        return "the tensor has no data: the model is being traced"
     if tensor.is_meta:
         return "the tensor is on the meta device and has no data"
     if tensor.is_quantized:

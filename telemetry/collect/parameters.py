@@ -122,6 +122,9 @@ class ParameterObserver:
                 continue
             site = self._book.of("gradient", parameter.name)
             gradient = parameter.tensor.grad
+            if gradient is None:
+                # Where Megatron accumulates gradients in a buffer of its own.
+                gradient = getattr(parameter.tensor, "main_grad", None)
             if gradient is None or (only_missing and self._observations.is_observed(site)):
                 continue
             gradient = gradient if divisor == 1.0 else _divided(gradient, divisor)

@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
 
 from telemetry.dtensor import is_dtensor, placements_of
-from telemetry.errors import ConfigurationError
+from telemetry.errors import ConfigurationError, PlacementInvalidError
 from telemetry.layout import WEIGHT_KINDS, ParallelLayout
 from telemetry.placement import Partial, Placement, RankRelation, Replica, Shard
 
-__all__ = ["DeclaredPlacements", "PlacementRules"]
+__all__ = ["CallDims", "DeclaredPlacements", "PlacementRules"]
 
 DeclaredPlacements = Mapping[str | tuple[str, str], Mapping[str, Placement]]
 """Glob of site names, or (source kind, glob) → axis → placement."""
+
+
+@dataclass(frozen=True)
+class CallDims:
+    """What a call site tells of its tensor: which dim each axis splits; see ``telemetry.observe_tensor``.
+
+    A rank's data on the sequence and batch axes is a population whether or not a dim is known to represent it.
+    """
+
+    tp_shard_dim: int | None = None
+    sequence_dim: int | None = None
+    batch_dim: int | None = None
+
+    def placements(self, tensor: Tensor) -> dict[str, Placement]:
+        """Return axis → placement, for the axes that a call site speaks of.
+
+        Raises:
+            PlacementInvalidError: a dim is not one of the tensor's.
+        """
+        tp, batch = self._dim("tp_shard_dim", tensor), self._dim("batch_dim", tensor)
+        return {
+            "tp": Replica() if tp is None else Shard(tp),
+            "cp": Shard(self._dim("sequence_dim", tensor)),
+            "dp": Shard(batch),
+            "gtp": Shard(batch),
+        }
+
+    def _dim(self, name: str, tensor: Tensor) -> int | None:
+        dim: int | None = getattr(self, name)
+        if dim is None or 0 <= dim < tensor.dim():
+            return dim
+        # From the front, so that two ranks that say the same thing differently agree.
+        if -tensor.dim() <= dim < 0:
+            return dim + tensor.dim()
+        raise PlacementInvalidError(
+            f"{name} is {dim}, the tensor has {tensor.dim()} dims", remedy="give a dim of the tensor, or None"
+        )
 
 
 class PlacementRules:
@@ -44,13 +82,17 @@ class PlacementRules:
         for key, placements in self._declared:
             _require_placements(key, placements)
 
-    def relation(self, kind: str, name: str, tensor: Tensor | None) -> RankRelation:
-        """Return the relation of a site.
+    def relation(self, kind: str, name: str, tensor: Tensor | None, dims: CallDims | None = None) -> RankRelation:
+        """Return the relation of a site; ``dims`` is what its call site said, where it is one.
 
         Raises:
-            PlacementInvalidError: a declaration or a DTensor names an axis that the layout lacks.
+            PlacementInvalidError: a declaration or a DTensor names an axis that the layout lacks, or a call site a
+                dim that its tensor lacks.
         """
         relation = self._layout.relation(kind, expert=kind in WEIGHT_KINDS and self._is_expert(name, tensor))
+        if tensor is not None and dims is not None:
+            axes = {axis for axis, _ in relation.placements}
+            relation = relation.replace({a: p for a, p in dims.placements(tensor).items() if a in axes})
         if tensor is not None:
             relation = relation.replace(self._own_placements(kind, tensor, relation))
         for key, placements in self._declared:

@@ -15,15 +15,15 @@ class PlannedSignal:
     """One signal on this rank.
 
     Attributes:
-        signal: its name; every: its interval in steps.
-        num_sites: sites, or selected modules where the tensors show only when the model runs.
+        signal: its name, or the source kind of call sites; every: its interval in steps.
+        num_sites: sites, or selected modules where the tensors show only when the model runs, None for call sites.
         num_elements: elements reduced on a logged step, None where that is not known yet.
         size_bytes: bytes read on a logged step, None likewise.
     """
 
     signal: str
     every: int
-    num_sites: int
+    num_sites: int | None
     num_elements: int | None
     size_bytes: int | None
 
@@ -42,6 +42,7 @@ class Plan:
         settings: the settings that are no defaults, with their origin.
         disabled_by: ranks whose kill switch has turned the session off on all ranks.
         unrecorded: why a session that is turned off has no record of that, or "".
+        compile_obstacle: why tensors inside of compiled code cannot be observed, "" where they can.
     """
 
     to: str
@@ -57,6 +58,7 @@ class Plan:
     settings: tuple[Setting, ...] = ()
     disabled_by: tuple[int, ...] = ()
     unrecorded: str = ""
+    compile_obstacle: str = ""
 
     def __str__(self) -> str:
         histograms = f"every {self.hist_every}" if self.hist_every else "none"
@@ -71,6 +73,8 @@ class Plan:
             lines += self._disabled_lines()
         elif not self.signals:
             lines.append("  no signals: only explicit call sites are observed")
+        if self.compile_obstacle:
+            lines.append(f"  modules in compiled code are unsupported: {self.compile_obstacle}")
         return "\n".join([*lines, *(f"  {setting}" for setting in self.settings)])
 
     def _disabled_lines(self) -> list[str]:
@@ -80,9 +84,10 @@ class Plan:
 
 
 def _row(signal: PlannedSignal) -> str:
+    sites = "" if signal.num_sites is None else str(signal.num_sites)
     elements = "at first forward" if signal.num_elements is None else f"{signal.num_elements:,}"
     size = "" if signal.size_bytes is None else _human_bytes(signal.size_bytes)
-    return f"  {signal.signal:<18}{signal.every:>6}{signal.num_sites:>8}{elements:>18}{size:>14}"
+    return f"  {signal.signal:<18}{signal.every:>6}{sites:>8}{elements:>18}{size:>14}"
 
 
 def _human_bytes(size_bytes: float) -> str:

@@ -12,20 +12,22 @@ from torch.optim import Optimizer
 
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.book import SiteBook
+from telemetry.collect.call_sites import CallSiteObserver
 from telemetry.collect.clock import SelfTime
+from telemetry.collect.module_output import Capture
 from telemetry.collect.names import ModelNames, NameRule
 from telemetry.collect.observations import Observations, Origin
 from telemetry.collect.parameters import ParameterObserver
 from telemetry.collect.placing import DeclaredPlacements, PlacementRules
 from telemetry.collect.plan import Plan, PlannedSignal
 from telemetry.collect.registry import claim_model
-from telemetry.collect.schedule import DEFAULT_EVERY, Schedule
+from telemetry.collect.schedule import ANY_KIND, DEFAULT_EVERY, Schedule
 from telemetry.collect.select import Selection, Selector
 from telemetry.collect.settings import Settings
 from telemetry.dtensor import layout_of
 from telemetry.errors import ConfigurationError, NothingSelectedError, RankfoldError
 from telemetry.layout import ParallelLayout
-from telemetry.sites import KIND_OF_SIGNAL
+from telemetry.sites import KIND_OF_SIGNAL, SIGNALS
 from telemetry.summary.backend import backend_name
 from telemetry.summary.histogram import HistogramDescriptor
 
@@ -42,10 +44,12 @@ class Request:
     chunks: tuple[nn.Module, ...]
     optimizers: Optimizer | Sequence[Optimizer] | None
     signals: Sequence[str]
+    call_sites: Sequence[str]
     select: Selector | Sequence[Selector]
     exclude: Selector | Sequence[Selector]
     every: int | Mapping[str, int]
     hist_every: int | None
+    first_step: bool
     last_step: int | None
     layout: ParallelLayout | DeviceMesh | None
     placements: DeclaredPlacements | None
@@ -58,6 +62,7 @@ class Request:
     rank: int
     world_size: int
     settings: Settings
+    is_disabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Preparation:
     observations: Observations
     activations: ActivationObserver
     parameters: ParameterObserver
+    call_sites: CallSiteObserver
     clock: SelfTime
     optimizers: tuple[Optimizer, ...]
     backend: str
@@ -89,11 +95,14 @@ class Preparation:
             backend=self.backend,
             selection=str(self.selection),
             settings=request.settings.changed,
+            compile_obstacle=self.activations.compile_obstacle,
         )
 
     def _planned(self, signal: str, every: int) -> PlannedSignal:
         if signal.startswith("activation"):
             return PlannedSignal(signal, every, self.activations.num_modules, None, None)
+        if signal not in KIND_OF_SIGNAL:
+            return PlannedSignal(signal, every, None, None, None)
         num_elements, size_bytes = self.parameters.cost(KIND_OF_SIGNAL[signal])
         return PlannedSignal(signal, every, len(self.parameters.parameters), num_elements, size_bytes)
 
@@ -108,6 +117,7 @@ def without_observation(request: Request) -> Request:
         chunks=(nn.Module(),),
         optimizers=None,
         signals=(),
+        call_sites=(),
         select=(),
         exclude=(),
         every=DEFAULT_EVERY,
@@ -117,6 +127,7 @@ def without_observation(request: Request) -> Request:
         placements=None,
         experts=(),
         site_names=None,
+        is_disabled=True,
     )
 
 
@@ -136,7 +147,19 @@ def try_prepare(request: Request) -> tuple[Preparation | None, RankfoldError | N
 
 
 def _prepare(request: Request) -> Preparation:
-    schedule = Schedule.build(request.signals, request.every, request.hist_every, request.last_step)
+    # A session that is turned off is due for nothing, not even for scopes that others open.
+    schedule = (
+        Schedule({}, None)
+        if request.is_disabled
+        else Schedule.build(
+            request.signals,
+            request.every,
+            request.hist_every,
+            request.last_step,
+            call_sites=request.call_sites,
+            first_step=request.first_step,
+        )
+    )
     layout = _layout(request)
     layout.require_world_size(request.world_size)
     selection = Selection(request.select, request.exclude)
@@ -145,16 +168,25 @@ def _prepare(request: Request) -> Preparation:
     observations = Observations(book, request.descriptor)
     stage = layout.coordinates(request.rank)["pp"] if dict(layout.axes).get("pp", 1) > 1 else None
     names = ModelNames(request.chunks, rule=request.site_names, stage=stage)
+    kinds = [name for name in schedule.every if name not in SIGNALS and name != ANY_KIND]
     prepared = Preparation(
         schedule=schedule,
         layout=layout,
         selection=selection,
         book=book,
         observations=observations,
-        activations=ActivationObserver(request.chunks[0], names, selection, book, observations, clock),
+        activations=ActivationObserver(
+            request.chunks,
+            names,
+            selection,
+            Capture(book, observations, clock),
+            signals=tuple(schedule.every),
+            call_sites=bool(kinds),
+        ),
         parameters=ParameterObserver(
             names, selection, book, observations, signals=tuple(schedule.every), full_updates=request.full_updates
         ),
+        call_sites=CallSiteObserver(names, book, observations, clock, kinds),
         clock=clock,
         optimizers=_optimizers(request.optimizers),
         backend=_backends(request.chunks),

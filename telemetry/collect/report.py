@@ -24,6 +24,7 @@ class SessionReport:
         num_unlogged: due steps that were not handed over, because merging had stopped by then.
         observations: (kind, presence) → number of scheduled observations on this rank.
         never_ran: selected modules that no logged step ever ran.
+        never_met: kinds of call sites that the session listened to and no logged step met.
         self_s, step_s: our time and the whole time in the logged steps' scopes, seconds.
         num_passed_over: forward passes whose step number repeated or went back, where a callable tells the number.
         step_source_failure: what that callable raised, or "".
@@ -38,6 +39,7 @@ class SessionReport:
     num_unlogged: int
     observations: Mapping[tuple[str, Presence], int]
     never_ran: tuple[str, ...]
+    never_met: tuple[str, ...]
     self_s: float
     step_s: float
     merge: CloseReport
@@ -59,6 +61,8 @@ class SessionReport:
             lines.append(f"  {self.num_passed_over} forward passes were not recorded: their step repeated or went back")
         if self.step_source_failure:
             lines.append(f"  the step callable raised {self.step_source_failure}; no step was recorded after that")
+        if self.never_met:
+            lines.append(f"  no logged step met a call site of the kinds {', '.join(self.never_met)}")
         if self.num_steps > 0 and not self.observations:
             lines.append("  WARNING: nothing was observed; no step was due, or nothing that was selected ran")
         return "\n".join([*lines, *self._merge_lines()])

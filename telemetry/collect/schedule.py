@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telemetry.errors import ConfigurationError, SignalUnknownError
-from telemetry.sites import SIGNALS
+from telemetry.sites import KIND_OF_SIGNAL, SIGNALS
 
-__all__ = ["DEFAULT_EVERY", "DEFAULT_HIST_EVERY", "Schedule"]
+__all__ = ["ANY_KIND", "DEFAULT_EVERY", "DEFAULT_HIST_EVERY", "Schedule"]
+
+ANY_KIND = "call_sites"
+"""Name in a schedule of call sites of whatever kind, where the session names none."""
 
 DEFAULT_EVERY = 50
 DEFAULT_HIST_EVERY = 200
@@ -19,29 +22,41 @@ class Schedule:
     """The cadence of each requested signal.
 
     Attributes:
-        every: signal → interval in steps; a signal is due at multiples of it.
+        every: signal, or source kind of call sites → interval in steps; it is due at multiples of that.
         hist_every: interval of histograms, None for none; they come on steps on which the signal is due as well.
         last_step: the run's last step where it is known; it is always due.
+        first_step: whether the first step that the session sees is always due as well.
     """
 
     every: Mapping[str, int]
     hist_every: int | None
     last_step: int | None = None
+    first_step: bool = True
 
     @staticmethod
     def build(
-        signals: Sequence[str], every: int | Mapping[str, int], hist_every: int | None, last_step: int | None
+        signals: Sequence[str],
+        every: int | Mapping[str, int],
+        hist_every: int | None,
+        last_step: int | None,
+        *,
+        call_sites: Sequence[str] = (),
+        first_step: bool = True,
     ) -> Schedule:
         """Check the user's arguments and make the schedule.
+
+        A session of neither signals nor kinds has the cadence of :data:`ANY_KIND`, for scopes that others open.
 
         Raises:
             SignalUnknownError: a name is no signal.
             ConfigurationError: an interval is not a positive integer.
         """
-        _require_known("signals", (signals,) if isinstance(signals, str) else signals)
-        chosen = (signals,) if isinstance(signals, str) else tuple(dict.fromkeys(signals))
+        _require_known("signals", (signals,) if isinstance(signals, str) else signals, SIGNALS)
+        kinds = _checked_kinds(call_sites)
+        given = ((signals,) if isinstance(signals, str) else tuple(signals)) + kinds
+        chosen = tuple(dict.fromkeys(given)) or (ANY_KIND,)
         if isinstance(every, Mapping):
-            _require_known("every", tuple(every))
+            _require_known("every", tuple(every), (*SIGNALS, *kinds, ANY_KIND))
             intervals = {signal: every.get(signal, DEFAULT_EVERY) for signal in chosen}
         else:
             intervals = dict.fromkeys(chosen, every)
@@ -52,11 +67,11 @@ class Schedule:
                 raise ConfigurationError(
                     f"the interval of {name} is {interval!r}", remedy="give a whole number of steps, 1 or more"
                 )
-        return Schedule(intervals, hist_every, last_step)
+        return Schedule(intervals, hist_every, last_step, first_step)
 
     def due(self, step: int, *, is_first: bool) -> frozenset[str]:
-        """Return the signals that are due at ``step``; all of them at the first and the last step."""
-        if is_first or step == self.last_step:
+        """Return what is due at ``step``; everything at the first and the last step."""
+        if (is_first and self.first_step) or step == self.last_step:
             return frozenset(self.every)
         return frozenset(signal for signal, interval in self.every.items() if step % interval == 0)
 
@@ -64,13 +79,25 @@ class Schedule:
         """Tell whether what is observed at ``step`` also gets a histogram."""
         if self.hist_every is None:
             return False
-        return is_first or step == self.last_step or step % self.hist_every == 0
+        return (is_first and self.first_step) or step == self.last_step or step % self.hist_every == 0
 
 
-def _require_known(argument: str, names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in SIGNALS]
+def _require_known(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise SignalUnknownError(
-            f"{argument} names {', '.join(map(repr, unknown))}; the signals are {', '.join(SIGNALS)}",
+            f"{argument} names {', '.join(map(repr, unknown))}; it may name {', '.join(known)}",
             remedy="choose from these names",
         )
+
+
+def _checked_kinds(call_sites: Sequence[str]) -> tuple[str, ...]:
+    kinds = (call_sites,) if isinstance(call_sites, str) else tuple(dict.fromkeys(call_sites))
+    reserved = {*SIGNALS, *KIND_OF_SIGNAL.values(), ANY_KIND}
+    for kind in kinds:
+        if not isinstance(kind, str) or not kind or kind in reserved:
+            raise ConfigurationError(
+                f"call_sites names {kind!r}, which is no source kind of a call site",
+                remedy="give the kinds that the model's observe_tensor calls use; the signals have kinds of their own",
+            )
+    return kinds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.amp import NO_SCALER, UNKNOWN, UNSCALED, ScalerView
 from telemetry.collect.boundary import OptimizerBoundary
+from telemetry.collect.call_sites import CallSiteObserver
 from telemetry.collect.clock import SelfTime
 from telemetry.collect.implicit import ImplicitSteps, StepSource
 from telemetry.collect.observations import Observations, Origin
@@ -55,6 +57,7 @@ class Session:
         observations: Observations,
         activations: ActivationObserver,
         parameters: ParameterObserver,
+        call_sites: CallSiteObserver,
         clock: SelfTime,
         optimizers: tuple[Any, ...],
         step_source: StepSource | None = None,
@@ -68,6 +71,7 @@ class Session:
         self._observations = observations
         self._activations = activations
         self._parameters = parameters
+        self._call_sites = call_sites
         self._clock = clock
         self._boundary = OptimizerBoundary(optimizers, before=self._before_optimizer, after=self._after_optimizer)
         self._boundary.install()
@@ -92,6 +96,15 @@ class Session:
     def failure(self) -> RankfoldError | None:
         """Why the merge has stopped, or None while it runs; steps that are due after it are not recorded."""
         return self._aggregator.failure
+
+    @property
+    def observer(self) -> Callable[..., None]:
+        """A listener of call sites, for scopes that others open; outside of due steps it does nothing.
+
+        Example:
+            ``with megatron.core.tensor_observation.capture_tensor_observations(session.observer, kinds): …``
+        """
+        return self._call_sites.listener
 
     @property
     def report(self) -> SessionReport:
@@ -159,7 +172,8 @@ class Session:
         if self._implicit is not None:
             self._implicit.close(record=True)
         self._boundary.remove()
-        self._activations.remove()
+        self._call_sites.close()
+        self._activations.detach()
         self._parameters.forget_snapshots()
         release_model(self._chunks, self._name)
         self._report = SessionReport(
@@ -171,6 +185,7 @@ class Session:
             num_unlogged=self._num_unlogged,
             observations=dict(self._tally),
             never_ran=self._activations.never_ran() if self._num_logged else (),
+            never_met=self._call_sites.never_met() if self._num_logged else (),
             self_s=self._self_s,
             step_s=self._step_s,
             num_passed_over=self._implicit.num_passed_over if self._implicit else 0,
@@ -200,6 +215,7 @@ class Session:
             if f"{kind}s" in self._due:
                 self._parameters.expect(kind, reason)
         self._activations.install(activations="activations" in self._due, gradients="activation_grads" in self._due)
+        self._call_sites.open(self._due, traced=not self._activations.compile_obstacle)
         if "updates" in self._due and not len(self._boundary):
             self._parameters.snapshot()
 
@@ -231,6 +247,8 @@ class Session:
         if not self._due:
             return
         with self._clock:
+            self._call_sites.close()
+            self._activations.mark_old_graphs()
             self._activations.remove()
             skipped = self._scaler.skipped(self._boundary.optimizers, self._boundary.num_steps)
             self._read_weights(skipped=skipped)
@@ -255,6 +273,7 @@ class Session:
 
     def _abandon_step(self) -> None:
         self._in_step = False
+        self._call_sites.close()
         self._activations.remove()
         self._observations.discard()
         self._parameters.forget_snapshots()

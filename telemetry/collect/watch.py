@@ -41,6 +41,7 @@ def watch(
     to: str | os.PathLike[str] | Aggregator | Unset = UNSET,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     signals: Sequence[str] | Unset = UNSET,
+    call_sites: Sequence[str] = (),
     select: Selector | Sequence[Selector] | Unset = UNSET,
     exclude: Selector | Sequence[Selector] | Unset = UNSET,
     every: int | Mapping[str, int] | Unset = UNSET,
@@ -54,6 +55,7 @@ def watch(
     step: StepSource | None = None,
     name: str = "default",
     resume_step: int | None = None,
+    first_step: bool = True,
     last_step: int | Unset | None = UNSET,
     full_updates: bool | Unset = UNSET,
     health: Any = UNSET,
@@ -73,9 +75,10 @@ def watch(
         optimizer: the optimizer or optimizers of the model. Without one, the step scope is the boundary: gradients
             are read at its end, and updates are the difference over the scope.
         signals: which of ``telemetry.SIGNALS`` to observe, all of them by default; may be empty.
+        call_sites: source kinds of ``telemetry.observe_tensor`` calls to observe.
         select, exclude: modules and parameters by name glob, compiled regular expression, module class or predicate.
-        every: interval in steps, 50 by default, for all signals or by signal; the first and last step are always
-            logged.
+        every: interval in steps, 50 by default, for all, or by signal and kind of call sites; the first and the
+            last step are always logged.
         hist_every: interval of histograms in steps, 200 by default, None for none.
         layout: the named axes of the job, or its ``DeviceMesh``. Left out, it is that of the mesh which the model's
             DTensors use, and where there are none, one data-parallel axis is assumed and recorded.
@@ -91,6 +94,7 @@ def watch(
             coming forward pass belongs to; takes the place of ``session.step``.
         name: distinguishes several sessions on one model.
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
+        first_step: whether the first step that the session sees is logged whatever its number.
         last_step: the run's last step if known, so that it is logged.
         full_updates: follow every element of a parameter, not at most 4096 of each; costs a copy of the parameters.
         health: built-in checks of the merged steps: True, False, or an ``aggregator.health.Thresholds``.
@@ -120,10 +124,12 @@ def watch(
         chunks=as_chunks(model),
         optimizers=optimizer,
         signals=settings["signals"],
+        call_sites=call_sites,
         select=settings["select"],
         exclude=settings["exclude"],
         every=settings["every"],
         hist_every=settings["hist_every"],
+        first_step=first_step,
         last_step=settings["last_step"],
         layout=layout,
         placements=placements,
@@ -173,6 +179,7 @@ def watch(
         request = without_observation(request)
         prepared, _ = try_prepare(request)
     assert prepared is not None, "an aggregator accepted the offer of a rank that had refused"
+    prepared.activations.attach()
     origin = Origin(reply.run_id, reply.segment, rank, world_size)
     plan = replace(
         prepared.plan(request, origin, destination),
@@ -218,6 +225,7 @@ def _session(
         observations=prepared.observations,
         activations=prepared.activations,
         parameters=prepared.parameters,
+        call_sites=prepared.call_sites,
         clock=prepared.clock,
         optimizers=prepared.optimizers,
         step_source=step_source,

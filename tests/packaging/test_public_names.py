@@ -20,7 +20,8 @@ MODULES = [
 FRONT_DOORS = {
     telemetry: """
         Aggregator Deadlines FlatShard Owned ParallelLayout Partial Placement Plan Presence RankRelation RankfoldError
-        Replica SIGNALS Session SessionReport Shard __version__ watch
+        Replica SIGNALS Session SessionReport Shard __version__ capture_tensor_observations is_observing_tensor
+        observe_layer_residuals observe_tensor suspend_tensor_observations watch
     """,
     telemetry.summary: """
         DEFAULT_DESCRIPTOR DERIVED_FIELDS FLOAT_FIELDS Histogram HistogramDescriptor INT_FIELDS SUMMARY_FIELDS

@@ -1,0 +1,1 @@
+"""Sessions in the shape that training frameworks ask for."""
