@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -29,7 +30,7 @@ from aggregator.history.layout import (
     segment_numbers,
 )
 from aggregator.history.publish import publish, sync_folder
-from aggregator.history.schema import MERGE_RULES, PRESENCE_LABELS, SCHEMAS
+from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, REPLICA_LABELS, SCHEMAS
 from aggregator.history.snapshot import SnapshotReader, newest_index, read_manifest
 from telemetry.errors import (
     HistoryDamagedError,
@@ -65,7 +66,7 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
         raise _unwritable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-    _open_segment(path, 0, None, None, run)
+    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor))
     return run_id
 
 
@@ -95,26 +96,20 @@ def continue_run(
         )
     before = segment_numbers(path)
     number = before[-1] + 1 if before else 0
-    _open_segment(path, number, before[-1] if before else None, resume_step, run, before)
+    parent = before[-1] if before else None
+    _open_segment(path, _segment(manifest["run_id"], number, parent, resume_step, run, descriptor), before)
     return manifest["run_id"], number
 
 
-def _open_segment(
-    path: Path,
-    number: int,
-    parent: int | None,
-    resume_step: int | None,
-    run: Mapping[str, Any],
-    before: list[int] | None = None,
-) -> None:
-    folder = segment_folder(path, number)
+def _open_segment(path: Path, document: Mapping[str, Any], before: Sequence[int] = ()) -> None:
+    folder = segment_folder(path, document["segment"])
     try:
         folder.mkdir()
         (folder / CHUNK_FOLDER).mkdir()
         sync_folder(path)
-        for earlier in before or ():
+        for earlier in before:
             _seal(segment_folder(path, earlier))
-        publish_document(folder / SEGMENT, _segment(number, parent, resume_step, run))
+        publish_document(folder / SEGMENT, document)
     except FileExistsError as error:
         raise RunDirectoryInUseError(
             f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",
@@ -127,10 +122,10 @@ def _open_segment(
 def _seal(folder: Path) -> None:
     """Publish a last generation; retries while the segment's own writer still publishes ahead of us."""
     while True:
-        newest = newest_index(folder) or Index(-1, False, None, 0, ())
+        newest = newest_index(folder) or Index(-1, False, None, None, 0, ())
         if newest.sealed:
             return
-        last = Index(newest.generation + 1, True, newest.last_step, newest.num_commits, newest.entries)
+        last = replace(newest, generation=newest.generation + 1, sealed=True)
         try:
             publish(folder / index_name(last.generation), last.to_bytes())
         except FileExistsError:
@@ -214,16 +209,26 @@ def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescript
         "run": run,
         "descriptor": descriptor.to_wire(),
         "presence": list(PRESENCE_LABELS),
+        "replicas": list(REPLICA_LABELS),
         "tables": {
             name: [{"name": field.name, "type": str(field.type)} for field in schema]
-            for name, schema in SCHEMAS.items()
+            for name, schema in {**SCHEMAS, "checksums": CHECKSUMS}.items()
         },
         "merge_rules": MERGE_RULES,
     }
 
 
-def _segment(number: int, parent: int | None, resume_step: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+def _segment(
+    run_id: str,
+    number: int,
+    parent: int | None,
+    resume_step: int | None,
+    run: Mapping[str, Any],
+    descriptor: HistogramDescriptor,
+) -> dict[str, Any]:
     return {
+        "run_id": run_id,
+        "descriptor": descriptor.to_wire(),
         "segment": number,
         "uuid": uuid4().hex,
         "parent": parent,

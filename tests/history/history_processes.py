@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from aggregator.catalogue import Catalogue
-from aggregator.history import HistoryWriter
+from aggregator.history import FoldingPolicy, HistoryWriter
 from aggregator.testing.packets import make_packet, make_site, make_step
 from telemetry.errors import RankfoldError
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
@@ -33,7 +33,8 @@ def commit_and_tell(path: Path, first_step: int, last_step: int, resume_step: in
     """Commit the steps in order and send each one after its commit has returned."""
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # See conftest.py.
-    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, resume_step)
+    folding = FoldingPolicy(fan_in=(4, 4), grace_s=0.05)
+    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, resume_step, folding=folding)
     catalogue = Catalogue()
     for step in range(first_step, last_step + 1):
         writer.commit(make_step(packet_of(step), catalogue))

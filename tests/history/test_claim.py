@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from tests.history.history_processes import CONTEXT, claim_at_barrier, packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.testing.packets import make_packet, make_site, make_step
@@ -22,6 +21,7 @@ from telemetry.errors import (
     WriterFencedError,
 )
 from telemetry.summary import DEFAULT_DESCRIPTOR, HistogramDescriptor, summarize
+from tests.history.history_processes import CONTEXT, claim_at_barrier, packet_of
 
 
 def create(path, resume_step=None):

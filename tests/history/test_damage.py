@@ -3,12 +3,12 @@
 import random
 
 import pytest
-from tests.history.history_processes import packet_of
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.testing.packets import make_steps
 from telemetry.errors import HistoryDamagedError
 from telemetry.summary import DEFAULT_DESCRIPTOR
+from tests.history.history_processes import packet_of
 
 NUM_STEPS = 34
 

@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from tests.history.history_processes import CONTEXT, commit_and_tell
-from tests.history.test_crash import assert_exact
 
 from aggregator.history import open_history
+from tests.history.history_processes import CONTEXT, commit_and_tell
+from tests.history.test_crash import assert_exact
 
 NUM_STEPS = 100
 
