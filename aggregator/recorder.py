@@ -88,9 +88,12 @@ class Recorder:
         """
         if self._sinks is not None:
             self._sinks.close(0.0)
-        if self._writer is not None and self._writer.num_commits == 0:
+        if self._writer is None:
+            return
+        if self._writer.num_commits == 0:
             with suppress(RankfoldError):
                 self._writer.withdraw()
+        self._writer.abandon()
 
     def _claimed(self) -> tuple[HistoryWriter, SinkRunner]:
         assert self._writer is not None, "claim comes first"
