@@ -123,7 +123,7 @@ class ParquetReader:
 
     def __init__(self, chunks: ChunkReader) -> None:
         self._chunks = chunks
-        self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
+        self._layouts: OrderedDict[tuple[bytes, bytes], _Layout] = OrderedDict()
 
     def read(
         self,
@@ -166,8 +166,10 @@ class ParquetReader:
         return pq.ParquetFile(source, metadata=layout.metadata, page_checksum_verification=True, pre_buffer=False)
 
     def _layout(self, segment: Path, entry: ChunkEntry, checksums: ChunkEntry) -> _Layout:
-        if (known := self._layouts.get(entry.sha256)) is not None:
-            self._layouts.move_to_end(entry.sha256)
+        # Two files may have the same footer, so their checksums are part of what tells them apart.
+        key = entry.sha256, checksums.sha256
+        if (known := self._layouts.get(key)) is not None:
+            self._layouts.move_to_end(key)
             return known
         footer = checked_range(segment, entry)
         metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
@@ -177,7 +179,7 @@ class ParquetReader:
         rows = self._chunks.read(segment, checksums).to_pydict()
         keys = zip(rows["row_group"], rows["column"], strict=True)
         ranges = dict(zip(keys, zip(rows["offset"], rows["size_bytes"], rows["crc32"], strict=True), strict=True))
-        self._layouts[entry.sha256] = layout = _Layout(metadata, leaves, ranges)
+        self._layouts[key] = layout = _Layout(metadata, leaves, ranges)
         while len(self._layouts) > _KEPT_FOOTERS:
             self._layouts.popitem(last=False)
         return layout

@@ -28,16 +28,8 @@ def everything(path, **options):
     """All that a reader can get out of a run."""
     history = open_history(path, **options)
     rows, steps = (read(include_superseded=True) for read in (history.observations, history.steps))
-    tables = (
-        rows,
-        steps,
-        history.observations(),
-        history.steps(),
-        history.sites(),
-        history.findings(),
-        history.segments(),
-    )
-    return history.manifest, *(table.to_pylist() for table in tables)
+    calls = (history.observations, history.steps, history.sites, history.findings, history.segments)
+    return history.manifest, *(table.to_pylist() for table in (rows, steps, *(call() for call in calls)))
 
 
 @pytest.fixture(scope="module")
