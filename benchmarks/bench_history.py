@@ -6,7 +6,7 @@ asks the same reader again. Processor time of a commit is that of its thread; th
 
     python benchmarks/bench_history.py [--steps 2000] [--sites 500] [--directory DIR]
 
-20 million rows: ``--steps 20000 --sites 1000``.
+20 million rows: ``--steps 20000 --sites 1000 --only 'in groups'``.
 """
 
 from __future__ import annotations
@@ -148,12 +148,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--sites", type=int, default=500)
     parser.add_argument("--group-steps", type=int, default=16)
+    parser.add_argument("--only", choices=("each step", "in groups"), default=None)
     parser.add_argument("--directory", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(describe_machine())
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         for name, group in (("each step", None), ("in groups", GroupCommit(options.group_steps))):
+            if options.only not in (None, name):
+                continue
             path = Path(folder) / name.replace(" ", "-")
             cost = write(path, options.steps, options.sites, group)
             files = [file for file in path.rglob("*") if file.is_file()]

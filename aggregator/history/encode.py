@@ -22,6 +22,9 @@ __all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_ste
 # Of no finite elements these are the identity of merge, which is no number.
 _NEED_FINITE = frozenset({"min", "max", "absmax", "mean"})
 
+_NO_SITES = SITES.empty_table()
+_NO_FINDINGS = FINDINGS.empty_table()
+
 
 def encode_observations(packet: Packet) -> pa.Table:
     """Return the rows of a step that were scheduled, with schema ``OBSERVATIONS``."""
@@ -103,7 +106,7 @@ def encode_step(step: MergedStep) -> pa.Table:
         "missing_reasons": list(missing.values()),
         "abstained_ranks": sorted(packet.abstained),
     }
-    return pa.Table.from_pylist([row], schema=STEPS)
+    return pa.Table.from_arrays([pa.array([row[field.name]], field.type) for field in STEPS], schema=STEPS)
 
 
 def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:
@@ -117,7 +120,7 @@ def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:
         }
         for site in sites
     ]
-    return pa.Table.from_pylist(rows, schema=SITES)
+    return pa.Table.from_pylist(rows, schema=SITES) if rows else _NO_SITES
 
 
 def encode_findings(findings: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
@@ -133,4 +136,4 @@ def encode_findings(findings: Iterable[Mapping[str, Any]], step: int) -> pa.Tabl
         }
         for finding in findings
     ]
-    return pa.Table.from_pylist(rows, schema=FINDINGS)
+    return pa.Table.from_pylist(rows, schema=FINDINGS) if rows else _NO_FINDINGS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -86,7 +86,7 @@ class ChunkFile:
         """0 as committed, 1 and 2 folded."""
         return self.entries[0].level
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of its files; those of a Parquet file end where its footer ends."""
         return sum(e.size_bytes + (e.offset if e.group_site_starts is not None else 0) for e in self.entries)
@@ -130,6 +130,24 @@ class Index:
         """Of all files, in the order of commits."""
         return tuple(entry for file in self.files for entry in file.entries)
 
+    @cached_property
+    def rows(self) -> pa.Table:
+        """The index as a table in one piece."""
+        return pa.Table.from_batches([file.rows for file in self.files], _SCHEMA).combine_chunks()
+
+    def followed_by(self, file: ChunkFile, last_step: int, num_commits: int) -> Index:
+        """Return the next generation, with one more file; costs little, however many files there are."""
+        index = replace(
+            self,
+            generation=self.generation + 1,
+            last_step=last_step,
+            num_commits=num_commits,
+            files=(*self.files, file),
+        )
+        rows = pa.concat_tables([self.rows, pa.Table.from_batches([file.rows])]).combine_chunks()
+        index.__dict__["rows"] = rows  # Where cached_property keeps it.
+        return index
+
     def companion(self, entry: ChunkEntry, table: str) -> ChunkEntry | None:
         """Return the entry of another table that covers the same commits."""
         seq = entry.seq_lo, entry.seq_hi
@@ -146,11 +164,10 @@ class Index:
             "last_step": self.last_step,
             "num_commits": self.num_commits,
         }
-        schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(facts).encode()})
-        rows = pa.Table.from_batches([file.rows for file in self.files], _SCHEMA).combine_chunks()
+        rows = self.rows.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()})
         buffer = pa.BufferOutputStream()
-        with pa.ipc.new_stream(buffer, schema) as stream:
-            stream.write_table(rows.cast(schema))
+        with pa.ipc.new_stream(buffer, rows.schema) as stream:
+            stream.write_table(rows)
         data: bytes = buffer.getvalue().to_pybytes()
         return data + hashlib.sha256(data).digest()
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,7 +182,7 @@ class HistoryWriter:
                 return
             self._flush()
             with self._latching(None):
-                self._publish_index(self._index.files, self._index.last_step, self._index.num_commits, sealed=True)
+                self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
             self._fold.remove_expired(float("inf"))
 
     def abandon(self) -> None:
@@ -342,12 +343,9 @@ class HistoryWriter:
         data, entries = encode_chunk(group.joined(), (seq, seq))
         publish(self._folder / entries[0].file, data)
         num_commits = self._index.num_commits + len(group.steps)
-        self._publish_index((*files, ChunkFile(entries)), group.steps[-1], num_commits)
+        self._publish_index(self._index.followed_by(ChunkFile(entries), group.steps[-1], num_commits))
 
-    def _publish_index(
-        self, files: Sequence[ChunkFile], last_step: int | None, num_commits: int, *, sealed: bool = False
-    ) -> None:
-        index = Index(self._index.generation + 1, sealed, self.resume_step, last_step, num_commits, tuple(files))
+    def _publish_index(self, index: Index) -> None:
         publish(self._folder / index_name(index.generation), index.to_bytes())
         self._index = index
         # The generation before stays for readers that have just listed it.
@@ -360,7 +358,8 @@ class HistoryWriter:
         before = [file for file in self._index.files if file.seq[1] < first]
         after = [file for file in self._index.files if file.seq[0] > last]
         with self._latching(None):
-            self._publish_index((*before, folded, *after), self._index.last_step, self._index.num_commits)
+            files = (*before, folded, *after)
+            self._publish_index(replace(self._index, generation=self._index.generation + 1, files=files))
 
     def _fail_folding(self, error: BaseException) -> None:
         self.folding_failure = error
