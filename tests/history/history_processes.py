@@ -47,7 +47,7 @@ def commit_and_tell(path: Path, first_step: int, last_step: int, resume_step: in
 
 def claim_at_barrier(path: Path, barrier, told) -> None:
     """Try to begin a run at the same moment as the others, and send the outcome."""
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=200)
     try:
         outcome = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR).run_id
     except RankfoldError as error:

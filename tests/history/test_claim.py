@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 import threading
 import time
 
@@ -33,9 +34,10 @@ def commit(writer, *steps):
         writer.commit(make_step(packet_of(step)))
 
 
-@pytest.mark.timeout(60)
-def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_run(tmp_path):
-    racers, told = 16, CONTEXT.Queue()
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("racers", [6, pytest.param(64, marks=pytest.mark.full)])
+def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_run(tmp_path, racers):
+    told = CONTEXT.Queue()
     barrier = CONTEXT.Barrier(racers)
     processes = [
         CONTEXT.Process(target=claim_at_barrier, args=(tmp_path / "a" / "run", barrier, told), daemon=True)
@@ -43,7 +45,7 @@ def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_ru
     ]
     for process in processes:
         process.start()
-    outcomes = [told.get(timeout=50) for _ in processes]
+    outcomes = [told.get(timeout=200) for _ in processes]
     for process in processes:
         process.join(timeout=10)
     assert outcomes.count("run_directory_in_use") == racers - 1
@@ -135,6 +137,30 @@ def test_a_writer_that_still_lives_after_its_successor_began_cannot_add_a_step(t
     old.close()
     rows = open_history(tmp_path).steps(include_superseded=True)
     assert rows.select(["step", "segment"]).to_pydict() == {"step": [1, 2, 3], "segment": [0, 0, 1]}
+
+
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.full)])
+def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_path, times):
+    chance = random.Random(7)
+    for i in range(times):
+        path = tmp_path / str(i)
+        old, kept, stop = create(path), [], threading.Event()
+
+        def go_on(old=old, kept=kept, stop=stop):
+            with contextlib.suppress(WriterFencedError):
+                for step in itertools.count():
+                    commit(old, step)
+                    kept.append(step)
+            stop.set()
+
+        zombie = threading.Thread(target=go_on, daemon=True)
+        zombie.start()
+        time.sleep(chance.random() * 0.02)  # Where in its commit the zombie is overtaken is what is random here.
+        new = create(path, resume_step=1000)
+        commit(new, 1000)
+        assert stop.wait(50), "the zombie was never fenced"
+        commit(new, 1001)
+        assert open_history(path).steps()["step"].to_pylist() == [*kept, 1000, 1001]
 
 
 def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path):
