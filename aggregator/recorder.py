@@ -47,7 +47,7 @@ class Recorder:
         run = RunInfo(
             run_id=writer.run_id,
             segment=writer.segment,
-            resume_step=offer.resume_step,
+            resume_step=writer.resume_step,
             world_size=offer.world_size,
             descriptor=offer.descriptor,
             run=offer.run,

@@ -11,11 +11,13 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
+from aggregator.history.attempt import continues, current_attempt
 from aggregator.history.documents import publish_document
 from aggregator.history.index import Index
 from aggregator.history.layout import (
@@ -34,6 +36,7 @@ from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, R
 from aggregator.history.snapshot import SnapshotReader, newest_index, read_manifest
 from telemetry.errors import (
     HistoryDamagedError,
+    HistoryError,
     HistoryNotFoundError,
     RunDirectoryForeignError,
     RunDirectoryInUseError,
@@ -43,7 +46,7 @@ from telemetry.errors import (
 )
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["begin_run", "continue_run", "last_committed_step", "withdraw"]
+__all__ = ["begin_run", "continue_run", "is_own_restart", "last_committed_step", "withdraw"]
 
 
 def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> str:
@@ -99,6 +102,14 @@ def continue_run(
     parent = before[-1] if before else None
     _open_segment(path, _segment(manifest["run_id"], number, parent, resume_step, run, descriptor), before)
     return manifest["run_id"], number
+
+
+def is_own_restart(path: Path) -> bool:
+    """Tell whether the run in ``path`` is of an earlier attempt of the very job that this process belongs to."""
+    with suppress(HistoryError, OSError):
+        views = SnapshotReader().segments(path)
+        return bool(views) and continues(current_attempt(), views[-1].record.get("attempt"))
+    return False
 
 
 def _open_segment(path: Path, document: Mapping[str, Any], before: Sequence[int] = ()) -> None:
@@ -234,6 +245,7 @@ def _segment(
         "parent": parent,
         "resume_step": resume_step,
         "started_unix_s": time.time(),
+        "attempt": current_attempt(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "run": run,

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
 from aggregator.history.chunks import encode_chunk
-from aggregator.history.claim import begin_run, continue_run, withdraw
+from aggregator.history.claim import begin_run, continue_run, is_own_restart, withdraw
 from aggregator.history.encode import encode_findings, encode_observations, encode_sites, encode_step
 from aggregator.history.folder import Folder
 from aggregator.history.folding import FoldingPolicy
@@ -101,7 +101,8 @@ class HistoryWriter:
             run: the run record, JSON-serialisable; kept in the segment, and for a new run in the manifest.
             descriptor: grid of the histograms, one for the whole run.
             resume_step: None for a new run, else the first step of the continuation. What earlier segments hold from
-                this step on is superseded, not deleted.
+                this step on is superseded, not deleted. None in a job that its launcher has restarted, where its own
+                earlier attempt has written, begins that run anew from step 0: it had no checkpoint yet.
             group: how long steps that are appended may wait for others.
             folding: when small files become larger ones.
 
@@ -113,6 +114,8 @@ class HistoryWriter:
             SketchDescriptorMismatchError: the run that is there uses another grid.
         """
         directory = Path(path)
+        if resume_step is None and is_own_restart(directory):
+            resume_step = 0
         if resume_step is None:
             return HistoryWriter(directory, begin_run(directory, run, descriptor), 0, None, group, folding)
         run_id, segment = continue_run(directory, run, descriptor, resume_step)
