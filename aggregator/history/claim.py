@@ -12,16 +12,16 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from uuid import uuid4
 
 from aggregator.history.attempt import continues, current_attempt
 from aggregator.history.documents import publish_document
-from aggregator.history.index import Index
+from aggregator.history.fence import seal
 from aggregator.history.layout import (
     CHUNK_FOLDER,
+    CLAIM_SUFFIX,
     FORMAT,
     MANIFEST,
     SEGMENT,
@@ -31,9 +31,9 @@ from aggregator.history.layout import (
     segment_folder,
     segment_numbers,
 )
-from aggregator.history.publish import publish, sync_folder
+from aggregator.history.publish import LINK, claim_of, fitting_way, sync_folder, uncontested
 from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, REPLICA_LABELS, SCHEMAS
-from aggregator.history.snapshot import SnapshotReader, newest_index, read_manifest
+from aggregator.history.snapshot import SnapshotReader, read_manifest
 from telemetry.errors import (
     HistoryDamagedError,
     HistoryError,
@@ -46,11 +46,19 @@ from telemetry.errors import (
 )
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["begin_run", "continue_run", "is_own_restart", "last_committed_step", "withdraw"]
+__all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_committed_step", "withdraw"]
 
 
-def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> str:
-    """Begin a run with segment 0 in an empty or new directory, and return its id.
+class Claim(NamedTuple):
+    """A segment that is ours: run id, number, and how files are published in this run."""
+
+    run_id: str
+    segment: int
+    way: str
+
+
+def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> Claim:
+    """Begin a run with segment 0 in an empty or new directory.
 
     Raises:
         RunDirectoryInUseError: there is a run, perhaps since a moment ago.
@@ -62,21 +70,20 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
         path.mkdir(parents=True, exist_ok=True)
         _require_empty(path)
         sync_folder(path.parent)
-        publish_document(path / MANIFEST, _manifest(run_id, run, descriptor))
+        way = fitting_way(path)
+        publish_document(path / MANIFEST, _manifest(run_id, run, descriptor, way), way)
     except FileExistsError as error:
         if path.is_dir():
             _refuse_used(path)
         raise _unwritable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor))
-    return run_id
+    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor), way)
+    return Claim(run_id, 0, way)
 
 
-def continue_run(
-    path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int
-) -> tuple[str, int]:
-    """Claim the next segment of the run that is there, and return the run id and the segment's number.
+def continue_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> Claim:
+    """Claim the next segment of the run that is there.
 
     Raises:
         RunDirectoryMissingRunError: there is no run.
@@ -100,8 +107,9 @@ def continue_run(
     before = segment_numbers(path)
     number = before[-1] + 1 if before else 0
     parent = before[-1] if before else None
-    _open_segment(path, _segment(manifest["run_id"], number, parent, resume_step, run, descriptor), before)
-    return manifest["run_id"], number
+    run_id, way = manifest["run_id"], manifest.get("publish", LINK)
+    _open_segment(path, _segment(run_id, number, parent, resume_step, run, descriptor), way, before)
+    return Claim(run_id, number, way)
 
 
 def is_own_restart(path: Path) -> bool:
@@ -112,15 +120,15 @@ def is_own_restart(path: Path) -> bool:
     return False
 
 
-def _open_segment(path: Path, document: Mapping[str, Any], before: Sequence[int] = ()) -> None:
+def _open_segment(path: Path, document: Mapping[str, Any], way: str, before: Sequence[int] = ()) -> None:
     folder = segment_folder(path, document["segment"])
     try:
         folder.mkdir()
         (folder / CHUNK_FOLDER).mkdir()
         sync_folder(path)
         for earlier in before:
-            _seal(segment_folder(path, earlier))
-        publish_document(folder / SEGMENT, document)
+            seal(segment_folder(path, earlier), way)
+        publish_document(folder / SEGMENT, document, uncontested(way))
     except FileExistsError as error:
         raise RunDirectoryInUseError(
             f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",
@@ -128,20 +136,6 @@ def _open_segment(path: Path, document: Mapping[str, Any], before: Sequence[int]
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def _seal(folder: Path) -> None:
-    """Publish a last generation; retries while the segment's own writer still publishes ahead of us."""
-    while True:
-        newest = newest_index(folder) or Index(-1, False, None, None, 0, ())
-        if newest.sealed:
-            return
-        last = replace(newest, generation=newest.generation + 1, sealed=True)
-        try:
-            publish(folder / index_name(last.generation), last.to_bytes())
-        except FileExistsError:
-            continue
-        return
 
 
 def withdraw(path: Path, segment: int) -> None:
@@ -153,16 +147,24 @@ def withdraw(path: Path, segment: int) -> None:
     folder = segment_folder(path, segment)
     for entry in (folder / SEGMENT, *folder.glob(index_name(0))):
         entry.unlink(missing_ok=True)
+    for claim in folder.glob(f"*{CLAIM_SUFFIX}"):
+        claim.rmdir()
     (folder / CHUNK_FOLDER).rmdir()
     folder.rmdir()
     if segment == 0 and not segment_numbers(path):
         (path / MANIFEST).unlink(missing_ok=True)
+        if claim_of(path / MANIFEST).exists():
+            claim_of(path / MANIFEST).rmdir()
     sync_folder(path)
 
 
 def _require_empty(path: Path) -> None:
     # Of a racing process that is not through with its own claim only a temporary file can be seen.
-    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(TEMPORARY_PREFIX))
+    names = sorted(
+        entry.name
+        for entry in path.iterdir()
+        if not entry.name.startswith(TEMPORARY_PREFIX) and entry != claim_of(path / MANIFEST)
+    )
     if (path / MANIFEST).exists():
         _refuse_used(path)
     if names:
@@ -205,16 +207,17 @@ def last_committed_step(path: Path) -> int | None:
 def _unwritable(path: Path, error: OSError) -> RunDirectoryUnwritableError:
     return RunDirectoryUnwritableError(
         f"{path} cannot be written: {error.strerror or error}",
-        remedy="choose a directory that rank zero can write, on a file system with hard links",
+        remedy="choose a directory that rank zero can write",
     )
 
 
-def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> dict[str, Any]:
+def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescriptor, way: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
         "min_reader": VERSION,
         "features": [],
+        "publish": way,
         "run_id": run_id,
         "created_unix_s": time.time(),
         "run": run,

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.history.publish import publish
+from aggregator.history.publish import LINK, publish
 from aggregator.strict_json import to_strict_json
 from telemetry.errors import ConfigurationError, HistoryDamagedError
 
 __all__ = ["publish_document", "read_document"]
 
 
-def publish_document(path: Path, body: Mapping[str, Any]) -> None:
+def publish_document(path: Path, body: Mapping[str, Any], way: str = LINK) -> None:
     """Publish ``{"body": ..., "sha256": ...}``.
 
     Raises:
@@ -28,7 +28,7 @@ def publish_document(path: Path, body: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"the run record is not JSON: {error}", remedy="put only strings, numbers, lists and mappings into it"
         ) from error
-    publish(path, _sealed(canonical))
+    publish(path, _sealed(canonical), way)
 
 
 def read_document(path: Path) -> dict[str, Any]:

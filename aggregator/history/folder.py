@@ -24,6 +24,7 @@ class Folder:
     Args:
         segment: its folder.
         policy: when files are due.
+        way: how files are published in this run.
         lock: held by whoever publishes an index; ``files`` and ``replace`` are called under it.
         files: returns the files of the newest index.
         replace: publishes an index with one file in place of several.
@@ -34,12 +35,13 @@ class Folder:
         self,
         segment: Path,
         policy: FoldingPolicy,
+        way: str,
         lock: threading.Condition,
         files: Callable[[], Sequence[ChunkFile]],
         replace: Callable[[Sequence[ChunkFile], ChunkFile], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._segment, self._policy, self._lock = segment, policy, lock
+        self._segment, self._policy, self._way, self._lock = segment, policy, way, lock
         self._files, self._replace, self._fail = files, replace, fail
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -100,7 +102,7 @@ class Folder:
             return () if self._stopped else foldable(self._files(), self._policy)
 
     def _fold(self, inputs: tuple[ChunkFile, ...]) -> None:
-        folded = fold(self._segment, inputs, self._check_going)
+        folded = fold(self._segment, inputs, self._way, self._check_going)
         with self._lock:
             self._check_going()
             self._replace(inputs, folded)

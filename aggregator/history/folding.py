@@ -20,7 +20,7 @@ from aggregator.history.chunks import ChunkReader, encode_chunk
 from aggregator.history.index import ChunkEntry, ChunkFile
 from aggregator.history.layout import chunk_name
 from aggregator.history.parquet import ParquetFacts, ParquetReader, write_parquet
-from aggregator.history.publish import publish, publish_written
+from aggregator.history.publish import publish, publish_written, uncontested
 from aggregator.history.schema import OBSERVATIONS, SCHEMAS
 from telemetry.errors import HistoryDamagedError
 
@@ -62,18 +62,20 @@ def foldable(files: Sequence[ChunkFile], policy: FoldingPolicy) -> tuple[ChunkFi
     return ()
 
 
-def fold(segment: Path, inputs: Sequence[ChunkFile], check_going: Callable[[], None]) -> ChunkFile:
+def fold(segment: Path, inputs: Sequence[ChunkFile], way: str, check_going: Callable[[], None]) -> ChunkFile:
     """Publish the files of the next level and return their entries; the inputs stay.
 
     Args:
         segment: the folder.
         inputs: neighbouring files of one level.
+        way: how files are published in this run.
         check_going: called between blocks, to raise if the work is to be given up.
 
     Raises:
         HistoryDamagedError: an input is not what was written.
         OSError: the file system refused.
     """
+    way = uncontested(way)
     seq, level = (inputs[0].seq[0], inputs[-1].seq[1]), inputs[0].level + 1
     steps = _span(entry for file in inputs for entry in file.entries)
     chunks = ChunkReader()
@@ -83,12 +85,12 @@ def fold(segment: Path, inputs: Sequence[ChunkFile], check_going: Callable[[], N
     if observations:
         sources = [_Source(segment, file, chunks) for file in inputs if _entries([file], "observations")]
         file = chunk_name(*seq, level, "parquet")
-        facts = publish_written(segment / file, lambda path: write_parquet(path, _groups(sources, check_going)))
+        facts = publish_written(segment / file, lambda path: write_parquet(path, _groups(sources, check_going)), way)
         _require_all_rows(segment, file, sum(entry.num_rows for entry in observations), facts)
         small["checksums"] = facts.checksums
         folded = (_observation_entry(file, observations, facts, seq, level),)
     data, entries = encode_chunk(small, seq, level, steps)
-    publish(segment / chunk_name(*seq, level), data)
+    publish(segment / chunk_name(*seq, level), data, way)
     return ChunkFile((*(_exact(entry, inputs) for entry in entries), *folded))
 
 

@@ -20,12 +20,14 @@ from typing import Final
 
 __all__ = [
     "CHUNK_FOLDER",
+    "CLAIM_SUFFIX",
     "FORMAT",
     "MANIFEST",
     "SEGMENT",
     "TEMPORARY_PREFIX",
     "VERSION",
     "chunk_name",
+    "claimed_generations",
     "generations",
     "index_name",
     "segment_folder",
@@ -38,6 +40,7 @@ MANIFEST: Final = "manifest.json"
 SEGMENT: Final = "segment.json"
 CHUNK_FOLDER: Final = "c"
 TEMPORARY_PREFIX: Final = ".unpublished-"
+CLAIM_SUFFIX: Final = ".claim"
 
 _SEGMENT_PATTERN: Final = re.compile(r"seg-(\d{5,})")
 _INDEX_PATTERN: Final = re.compile(r"index-(\d{8,})\.arrow")
@@ -67,3 +70,9 @@ def segment_numbers(run: Path) -> list[int]:
 def generations(segment: Path) -> list[int]:
     """Return the index generations that are there, ascending."""
     return sorted(int(found[1]) for entry in segment.iterdir() if (found := _INDEX_PATTERN.fullmatch(entry.name)))
+
+
+def claimed_generations(segment: Path) -> list[int]:
+    """Return the index generations that somebody has claimed, whether they are there or not, ascending."""
+    names = (entry.name.removesuffix(CLAIM_SUFFIX) for entry in segment.iterdir() if entry.name.endswith(CLAIM_SUFFIX))
+    return sorted(int(found[1]) for name in names if (found := _INDEX_PATTERN.fullmatch(name)))

@@ -17,14 +17,15 @@ from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
 from aggregator.history.chunks import encode_chunk
-from aggregator.history.claim import begin_run, continue_run, is_own_restart, withdraw
+from aggregator.history.claim import Claim, begin_run, continue_run, is_own_restart, withdraw
 from aggregator.history.encode import encode_findings, encode_observations, encode_sites, encode_step
+from aggregator.history.fence import publish_generation
 from aggregator.history.folder import Folder
 from aggregator.history.folding import FoldingPolicy
 from aggregator.history.group import GroupCommit, PendingSteps
 from aggregator.history.index import ChunkFile, Index
-from aggregator.history.layout import index_name, segment_folder
-from aggregator.history.publish import publish
+from aggregator.history.layout import segment_folder
+from aggregator.history.publish import publish, uncontested
 from aggregator.history.series import drift_between
 from aggregator.history.termination import settle_at_termination
 from telemetry.errors import HistoryWriteError, RankfoldError, StepOrderError, WriterFencedError
@@ -50,19 +51,19 @@ class HistoryWriter:
     def __init__(
         self,
         path: Path,
-        run_id: str,
-        segment: int,
+        claim: Claim,
         resume_step: int | None,
         group: GroupCommit | None = None,
         folding: FoldingPolicy | None = None,
     ) -> None:
         self.path = path
-        self.run_id = run_id
-        self.segment = segment
+        self.run_id = claim.run_id
+        self.segment = claim.segment
         self.resume_step = resume_step
         self.folding_failure: BaseException | None = None
         self._group = group or GroupCommit()
-        self._folder = segment_folder(path, segment)
+        self._way = claim.way
+        self._folder = segment_folder(path, claim.segment)
         self._index = Index(-1, False, resume_step, None, 0, ())
         self._pending = PendingSteps()
         self._timer: threading.Timer | None = None
@@ -77,6 +78,7 @@ class HistoryWriter:
         self._fold = Folder(
             self._folder,
             folding or FoldingPolicy(),
+            self._way,
             self._lock,
             lambda: () if self._index.sealed or self._failure else self._index.files,
             self._replace_files,
@@ -117,9 +119,9 @@ class HistoryWriter:
         if resume_step is None and is_own_restart(directory):
             resume_step = 0
         if resume_step is None:
-            return HistoryWriter(directory, begin_run(directory, run, descriptor), 0, None, group, folding)
-        run_id, segment = continue_run(directory, run, descriptor, resume_step)
-        return HistoryWriter(directory, run_id, segment, resume_step, group, folding)
+            return HistoryWriter(directory, begin_run(directory, run, descriptor), None, group, folding)
+        claim = continue_run(directory, run, descriptor, resume_step)
+        return HistoryWriter(directory, claim, resume_step, group, folding)
 
     @property
     def last_step(self) -> int | None:
@@ -344,16 +346,13 @@ class HistoryWriter:
         files = self._index.files
         seq = files[-1].seq[1] + 1 if files else 0
         data, entries = encode_chunk(group.joined(), (seq, seq))
-        publish(self._folder / entries[0].file, data)
+        publish(self._folder / entries[0].file, data, uncontested(self._way))
         num_commits = self._index.num_commits + len(group.steps)
         self._publish_index(self._index.followed_by(ChunkFile(entries), group.steps[-1], num_commits))
 
     def _publish_index(self, index: Index) -> None:
-        publish(self._folder / index_name(index.generation), index.to_bytes())
+        publish_generation(self._folder, index, self._way)
         self._index = index
-        # The generation before stays for readers that have just listed it.
-        with suppress(OSError):
-            (self._folder / index_name(index.generation - 2)).unlink()
 
     def _replace_files(self, inputs: Sequence[ChunkFile], folded: ChunkFile) -> None:
         """Publish an index with one file in place of several; called by the folding thread, under the lock."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import random
 import threading
 import time
@@ -22,6 +23,7 @@ from telemetry.errors import (
     WriterFencedError,
 )
 from telemetry.summary import DEFAULT_DESCRIPTOR, HistogramDescriptor, summarize
+from tests.history.conftest import refuse_link
 from tests.history.history_processes import CONTEXT, claim_at_barrier, packet_of
 
 
@@ -140,7 +142,7 @@ def test_a_writer_that_still_lives_after_its_successor_began_cannot_add_a_step(t
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.full)])
-def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_path, times):
+def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_path, file_system, times):
     chance = random.Random(7)
     for i in range(times):
         path = tmp_path / str(i)
@@ -163,7 +165,7 @@ def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_pat
         assert open_history(path).steps()["step"].to_pylist() == [*kept, 1000, 1001]
 
 
-def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path):
+def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path, file_system):
     acknowledged = []
 
     def go_on(writer):
@@ -190,6 +192,53 @@ def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_
     committed = list(zip(rows["segment"].to_pylist(), rows["step"].to_pylist(), strict=True))
     assert len(acknowledged) >= 18
     assert sorted(acknowledged) == committed
+
+
+def test_of_threads_that_race_where_there_are_no_links_exactly_one_begins_the_run(tmp_path, file_system):
+    outcomes, barrier = [], threading.Barrier(8)
+
+    def race():
+        barrier.wait(50)
+        try:
+            outcomes.append(create(tmp_path / "run").run_id)
+        except RunDirectoryInUseError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=race, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert outcomes.count("refused") == 7
+    assert open_history(tmp_path / "run").run_id in outcomes
+
+
+def test_the_way_to_publish_is_chosen_when_the_run_begins_and_kept(tmp_path, file_system):
+    commit(create(tmp_path), 1)
+    ways = {"with links": "link", "without links": "claim"}
+    assert open_history(tmp_path).manifest["publish"] == ways[file_system]
+    writer = create(tmp_path, resume_step=2)
+    commit(writer, 2, 3)
+    writer.close()
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 2, 3]
+
+
+def test_a_writer_that_is_overtaken_between_its_claim_and_its_rename_does_not_acknowledge(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", refuse_link)
+    old, rename, made = create(tmp_path), os.rename, []
+
+    def overtaken(source, target):
+        if "index" in str(target):
+            monkeypatch.setattr(os, "rename", rename)
+            made.append(create(tmp_path, resume_step=5))
+        rename(source, target)
+
+    commit(old, 1)
+    monkeypatch.setattr(os, "rename", overtaken)
+    with pytest.raises(WriterFencedError):
+        commit(old, 2)
+    commit(made[0], 5)
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 5]
 
 
 def test_a_successor_fences_a_writer_that_has_not_committed_yet(tmp_path):

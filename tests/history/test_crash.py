@@ -71,7 +71,7 @@ class Killed(BaseException):
 class Death:
     """Ends the process at its n-th system call: all later ones have no effect, a write half of its own."""
 
-    CALLS = ("open", "write", "fsync", "link")
+    CALLS = ("open", "write", "fsync", "link", "rename", "mkdir", "rmdir")
 
     def __init__(self, monkeypatch, at_call):
         self.count, self.at_call = 0, at_call
@@ -119,7 +119,7 @@ def calls_of_one_commit(path, monkeypatch, num_before, folding):
     ("num_before", "folding", "least_calls"), [(0, NO_FOLDING, 16), (3, NO_FOLDING, 16), (3, FOLDED_TWICE, 60)]
 )
 def test_death_at_any_system_call_of_a_commit_leaves_the_step_whole_or_absent(
-    tmp_path, monkeypatch, num_before, folding, least_calls
+    tmp_path, monkeypatch, file_system, num_before, folding, least_calls
 ):
     num_calls = calls_of_one_commit(tmp_path / "counted", monkeypatch, num_before, folding)
     assert num_calls >= least_calls
