@@ -141,7 +141,8 @@ def test_a_writer_that_still_lives_after_its_successor_began_cannot_add_a_step(t
     assert rows.select(["step", "segment"]).to_pydict() == {"step": [1, 2, 3], "segment": [0, 0, 1]}
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.full)])
 def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_path, file_system, times):
     chance = random.Random(7)
     for i in range(times):

@@ -33,8 +33,8 @@ def start(path, first, last, resume_step):
     return process, receive
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_kills", [8, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=pytest.mark.full)])
 def test_a_writer_killed_at_random_loses_nothing_that_it_acknowledged_and_its_successor_goes_on(tmp_path, num_kills):
     chance = random.Random(11)
     next_step = 0
