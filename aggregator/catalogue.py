@@ -57,15 +57,22 @@ class Catalogue:
     def add_defined(self, definitions: Iterable[DefinedSite]) -> tuple[tuple[SiteSpec, ...], tuple[Finding, ...]]:
         """Take definitions in, each with the ranks that gave it.
 
+        A site drifts when the ranks that defined it define it anew: the new definition takes its place. Where other
+        ranks contradict them, the site is refused and the earlier definition kept.
+
         Returns:
-            The sites that are new, and a finding for each definition that contradicts an earlier one (the earlier
-            one is kept).
+            The sites that are new or have drifted, and a finding for each contradiction.
         """
         new, conflicts = [], []
         for site, ranks in definitions:
             site_id = site.site_id
             known = self._sites.setdefault(site_id, site)
-            if difference := known.conflict_with(site):
+            difference = known.conflict_with(site)
+            # Ranks may hold parts of different shapes; a rank that sees its own part change sees another thing.
+            if (difference or known.shape != site.shape) and self._has_drifted(site_id, ranks):
+                known = self._sites[site_id] = site
+                self._defined_by[site_id] = ()
+            elif difference:
                 conflicts.append(self._refuse(site, difference, ranks))
                 continue
             if known is site:
@@ -98,6 +105,10 @@ class Catalogue:
             return packet
         refused = np.isin(packet.sites, np.array(list(self._refused), np.uint64))
         return _without_numbers(packet, refused, self._refused) if refused.any() else packet
+
+    def _has_drifted(self, site_id: int, ranks: tuple[int, ...]) -> bool:
+        definers = self._defined_by.get(site_id, ())
+        return bool(definers) and site_id not in self._refused and set(definers) <= set(ranks)
 
     def _refuse(self, site: SiteSpec, difference: str, ranks: tuple[int, ...]) -> Finding:
         others = self._defined_by.get(site.site_id, ())

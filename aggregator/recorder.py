@@ -55,7 +55,7 @@ class Recorder:
         run = RunInfo(
             run_id=writer.run_id,
             segment=writer.segment,
-            resume_step=offer.resume_step,
+            resume_step=writer.resume_step,
             world_size=offer.world_size,
             descriptor=offer.descriptor,
             run=about,
@@ -113,9 +113,12 @@ class Recorder:
         """
         if self._sinks is not None:
             self._sinks.close(0.0)
-        if self._writer is not None and self._writer.num_commits == 0:
+        if self._writer is None:
+            return
+        if self._writer.num_commits == 0:
             with suppress(RankfoldError):
                 self._writer.withdraw()
+        self._writer.abandon()
 
     def _claimed(self) -> tuple[HistoryWriter, SinkRunner]:
         assert self._writer is not None, "claim comes first"

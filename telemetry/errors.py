@@ -20,6 +20,7 @@ __all__ = [
     "HistogramAbsentError",
     "HistoryDamagedError",
     "HistoryError",
+    "HistoryFullError",
     "HistoryNotFoundError",
     "HistoryVersionError",
     "HistoryWriteError",
@@ -336,6 +337,12 @@ class HistoryWriteError(HistoryError, OSError):
     """A step could not be made durable; what was committed before stays readable."""
 
     code = "history_write_failed"
+
+
+class HistoryFullError(HistoryError):
+    """The run has no directory, and as many steps are in memory as were allowed."""
+
+    code = "history_memory_full"
 
 
 class SiteUnknownError(HistoryError, ValueError):

@@ -1,4 +1,4 @@
-"""Tables to the bytes of one chunk file, and back under the hash that the index holds for them."""
+"""Tables to the bytes of one Arrow chunk file, and back under the hash that the index holds for them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aggregator.history.damage import WRONG_HASH, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.layout import chunk_name
-from telemetry.errors import HistoryDamagedError, HistoryVersionError
 
-__all__ = ["ChunkReader", "damaged", "encode_chunk"]
+__all__ = ["ChunkReader", "checked_range", "encode_chunk"]
 
 _CACHE_BYTES: Final = 256 * 2**20
+_STEP_COLUMN: Final = {"sites": "first_step"}
 
 
 def encode_chunk(
-    tables: Mapping[str, pa.Table], seq: tuple[int, int], tier: int = 0
+    tables: Mapping[str, pa.Table], seq: tuple[int, int], level: int = 0, steps: tuple[int, int] | None = None
 ) -> tuple[bytes, tuple[ChunkEntry, ...]]:
     """Serialise the tables one after the other, each as an Arrow IPC stream of its own.
 
     Args:
         tables: name → rows; tables without rows are left out.
         seq: first and last commit in the file.
-        tier: how often the rows have been merged.
+        level: 0 as committed, uncompressed so that readers copy nothing; above it, compressed.
+        steps: first and last step, for tables that do not have a column of steps.
 
     Returns:
         The bytes of the file and one entry a table.
@@ -39,47 +41,66 @@ def encode_chunk(
     for name, table in tables.items():
         if table.num_rows == 0:
             continue
-        data = _to_stream(table)
-        entries.append(_describe(name, table, data, offset, seq, tier))
+        data = _to_stream(table, "zstd" if level else None)
+        entries.append(_describe(name, table, data, offset, seq, level, steps))
         parts.append(data)
         offset += len(data)
     return b"".join(parts), tuple(entries)
 
 
-def _to_stream(table: pa.Table) -> bytes:
+def _to_stream(table: pa.Table, compression: str | None) -> bytes:
     buffer = pa.BufferOutputStream()
-    with pa.ipc.new_stream(buffer, table.schema) as stream:
+    with pa.ipc.new_stream(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
         stream.write_table(table.combine_chunks())
     data: bytes = buffer.getvalue().to_pybytes()
     return data
 
 
-def _describe(name: str, table: pa.Table, data: bytes, offset: int, seq: tuple[int, int], tier: int) -> ChunkEntry:
-    steps = pc.min_max(table["first_step" if name == "sites" else "step"]).as_py()
-    sites = pc.min_max(table["site"]).as_py() if pa.types.is_uint64(_site_type(table)) else {"min": None, "max": None}
+def _describe(
+    name: str,
+    table: pa.Table,
+    data: bytes,
+    offset: int,
+    seq: tuple[int, int],
+    level: int,
+    steps: tuple[int, int] | None,
+) -> ChunkEntry:
+    step = steps or tuple(pc.min_max(table[_STEP_COLUMN.get(name, "step")]).as_py().values())
+    sites = pc.min_max(table["site"]).as_py() if name in ("observations", "sites") else {"min": None, "max": None}
     return ChunkEntry(
         table=name,
-        file=chunk_name(*seq),
+        file=chunk_name(*seq, level),
         offset=offset,
         size_bytes=len(data),
         sha256=hashlib.sha256(data).digest(),
         num_rows=table.num_rows,
-        step_lo=steps["min"],
-        step_hi=steps["max"],
+        step_lo=step[0],
+        step_hi=step[1],
         seq_lo=seq[0],
         seq_hi=seq[1],
         site_lo=sites["min"],
         site_hi=sites["max"],
-        tier=tier,
+        level=level,
     )
 
 
-def _site_type(table: pa.Table) -> pa.DataType:
-    return table.schema.field("site").type if "site" in table.schema.names else pa.null()
+def checked_range(segment: Path, entry: ChunkEntry) -> bytes:
+    """Return the bytes that an entry points to.
+
+    Raises:
+        FileNotFoundError: the file is gone, because a folded one took its place.
+        HistoryDamagedError: the bytes are not what was written.
+    """
+    with open(segment / entry.file, "rb") as file:
+        file.seek(entry.offset)
+        data = file.read(entry.size_bytes)
+    if hashlib.sha256(data).digest() != entry.sha256:
+        raise damaged(segment, entry, WRONG_HASH)
+    return data
 
 
 class ChunkReader:
-    """Reads tables of chunk files, each range checked before it is parsed.
+    """Reads tables of Arrow chunk files, each range checked before it is parsed.
 
     Checked ranges are kept up to 256 MiB, the oldest go first: files never change, so they need no second look.
     """
@@ -92,40 +113,17 @@ class ChunkReader:
         """Return the table of an entry.
 
         Raises:
-            FileNotFoundError: the file is gone, because a merged one took its place.
-            HistoryDamagedError: the bytes are not what was written.
-            HistoryVersionError: the entry is of a level that a newer version writes.
+            FileNotFoundError, HistoryDamagedError: as for :func:`checked_range`.
         """
-        if entry.level != 0:
-            raise HistoryVersionError(
-                f"{segment / entry.file} is of level {entry.level}; this version reads level 0",
-                remedy="read the run with the version of Rankfold that wrote it",
-            )
         return pa.ipc.open_stream(self._checked(segment, entry)).read_all()
 
     def _checked(self, segment: Path, entry: ChunkEntry) -> pa.Buffer:
         if (kept := self._kept.get(entry.sha256)) is not None:
             self._kept.move_to_end(entry.sha256)
             return kept
-        with open(segment / entry.file, "rb") as file:
-            file.seek(entry.offset)
-            data = file.read(entry.size_bytes)
-        if hashlib.sha256(data).digest() != entry.sha256:
-            raise damaged(segment, entry, "its content does not have the hash it was written with")
-        return self._keep(entry.sha256, pa.py_buffer(data))
-
-    def _keep(self, key: bytes, buffer: pa.Buffer) -> pa.Buffer:
-        self._kept[key] = buffer
+        buffer = pa.py_buffer(checked_range(segment, entry))
+        self._kept[entry.sha256] = buffer
         self._kept_bytes += buffer.size
         while self._kept_bytes > _CACHE_BYTES and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size
         return buffer
-
-
-def damaged(segment: Path, entry: ChunkEntry, why: str) -> HistoryDamagedError:
-    """Return the refusal of a chunk, with its file and the steps that it held."""
-    return HistoryDamagedError(
-        f"{segment / entry.file} is damaged in table {entry.table}, steps {entry.step_lo} to {entry.step_hi}: {why}",
-        step=entry.step_lo,
-        remedy="restore the file from a copy; the steps outside of this range can be read by naming them",
-    )

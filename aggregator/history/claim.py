@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from uuid import uuid4
 
+from aggregator.history.attempt import continues, current_attempt
 from aggregator.history.documents import publish_document
-from aggregator.history.index import Index
+from aggregator.history.fence import seal
 from aggregator.history.layout import (
     CHUNK_FOLDER,
+    CLAIM_SUFFIX,
     FORMAT,
     MANIFEST,
     SEGMENT,
@@ -28,11 +31,12 @@ from aggregator.history.layout import (
     segment_folder,
     segment_numbers,
 )
-from aggregator.history.publish import publish, sync_folder
-from aggregator.history.schema import MERGE_RULES, PRESENCE_LABELS, SCHEMAS
-from aggregator.history.snapshot import SnapshotReader, newest_index, read_manifest
+from aggregator.history.publish import LINK, claim_of, fitting_way, sync_folder, uncontested
+from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, REPLICA_LABELS, SCHEMAS
+from aggregator.history.snapshot import SnapshotReader, read_manifest
 from telemetry.errors import (
     HistoryDamagedError,
+    HistoryError,
     HistoryNotFoundError,
     RunDirectoryForeignError,
     RunDirectoryInUseError,
@@ -42,11 +46,19 @@ from telemetry.errors import (
 )
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["begin_run", "continue_run", "last_committed_step", "withdraw"]
+__all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_committed_step", "withdraw"]
 
 
-def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> str:
-    """Begin a run with segment 0 in an empty or new directory, and return its id.
+class Claim(NamedTuple):
+    """A segment that is ours: run id, number, and how files are published in this run."""
+
+    run_id: str
+    segment: int
+    way: str
+
+
+def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> Claim:
+    """Begin a run with segment 0 in an empty or new directory.
 
     Raises:
         RunDirectoryInUseError: there is a run, perhaps since a moment ago.
@@ -58,21 +70,20 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
         path.mkdir(parents=True, exist_ok=True)
         _require_empty(path)
         sync_folder(path.parent)
-        publish_document(path / MANIFEST, _manifest(run_id, run, descriptor))
+        way = fitting_way(path)
+        publish_document(path / MANIFEST, _manifest(run_id, run, descriptor, way), way)
     except FileExistsError as error:
         if path.is_dir():
             _refuse_used(path)
         raise _unwritable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-    _open_segment(path, 0, None, None, run)
-    return run_id
+    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor), way)
+    return Claim(run_id, 0, way)
 
 
-def continue_run(
-    path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int
-) -> tuple[str, int]:
-    """Claim the next segment of the run that is there, and return the run id and the segment's number.
+def continue_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> Claim:
+    """Claim the next segment of the run that is there.
 
     Raises:
         RunDirectoryMissingRunError: there is no run.
@@ -95,26 +106,29 @@ def continue_run(
         )
     before = segment_numbers(path)
     number = before[-1] + 1 if before else 0
-    _open_segment(path, number, before[-1] if before else None, resume_step, run, before)
-    return manifest["run_id"], number
+    parent = before[-1] if before else None
+    run_id, way = manifest["run_id"], manifest.get("publish", LINK)
+    _open_segment(path, _segment(run_id, number, parent, resume_step, run, descriptor), way, before)
+    return Claim(run_id, number, way)
 
 
-def _open_segment(
-    path: Path,
-    number: int,
-    parent: int | None,
-    resume_step: int | None,
-    run: Mapping[str, Any],
-    before: list[int] | None = None,
-) -> None:
-    folder = segment_folder(path, number)
+def is_own_restart(path: Path) -> bool:
+    """Tell whether the run in ``path`` is of an earlier attempt of the very job that this process belongs to."""
+    with suppress(HistoryError, OSError):
+        views = SnapshotReader().segments(path)
+        return bool(views) and continues(current_attempt(), views[-1].record.get("attempt"))
+    return False
+
+
+def _open_segment(path: Path, document: Mapping[str, Any], way: str, before: Sequence[int] = ()) -> None:
+    folder = segment_folder(path, document["segment"])
     try:
         folder.mkdir()
         (folder / CHUNK_FOLDER).mkdir()
         sync_folder(path)
-        for earlier in before or ():
-            _seal(segment_folder(path, earlier))
-        publish_document(folder / SEGMENT, _segment(number, parent, resume_step, run))
+        for earlier in before:
+            seal(segment_folder(path, earlier), way)
+        publish_document(folder / SEGMENT, document, uncontested(way))
     except FileExistsError as error:
         raise RunDirectoryInUseError(
             f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",
@@ -122,20 +136,6 @@ def _open_segment(
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def _seal(folder: Path) -> None:
-    """Publish a last generation; retries while the segment's own writer still publishes ahead of us."""
-    while True:
-        newest = newest_index(folder) or Index(-1, False, None, 0, ())
-        if newest.sealed:
-            return
-        last = Index(newest.generation + 1, True, newest.last_step, newest.num_commits, newest.entries)
-        try:
-            publish(folder / index_name(last.generation), last.to_bytes())
-        except FileExistsError:
-            continue
-        return
 
 
 def withdraw(path: Path, segment: int) -> None:
@@ -147,16 +147,24 @@ def withdraw(path: Path, segment: int) -> None:
     folder = segment_folder(path, segment)
     for entry in (folder / SEGMENT, *folder.glob(index_name(0))):
         entry.unlink(missing_ok=True)
+    for claim in folder.glob(f"*{CLAIM_SUFFIX}"):
+        claim.rmdir()
     (folder / CHUNK_FOLDER).rmdir()
     folder.rmdir()
     if segment == 0 and not segment_numbers(path):
         (path / MANIFEST).unlink(missing_ok=True)
+        if claim_of(path / MANIFEST).exists():
+            claim_of(path / MANIFEST).rmdir()
     sync_folder(path)
 
 
 def _require_empty(path: Path) -> None:
     # Of a racing process that is not through with its own claim only a temporary file can be seen.
-    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(TEMPORARY_PREFIX))
+    names = sorted(
+        entry.name
+        for entry in path.iterdir()
+        if not entry.name.startswith(TEMPORARY_PREFIX) and entry != claim_of(path / MANIFEST)
+    )
     if (path / MANIFEST).exists():
         _refuse_used(path)
     if names:
@@ -199,36 +207,48 @@ def last_committed_step(path: Path) -> int | None:
 def _unwritable(path: Path, error: OSError) -> RunDirectoryUnwritableError:
     return RunDirectoryUnwritableError(
         f"{path} cannot be written: {error.strerror or error}",
-        remedy="choose a directory that rank zero can write, on a file system with hard links",
+        remedy="choose a directory that rank zero can write",
     )
 
 
-def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> dict[str, Any]:
+def _manifest(run_id: str, run: Mapping[str, Any], descriptor: HistogramDescriptor, way: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
         "min_reader": VERSION,
         "features": [],
+        "publish": way,
         "run_id": run_id,
         "created_unix_s": time.time(),
         "run": run,
         "descriptor": descriptor.to_wire(),
         "presence": list(PRESENCE_LABELS),
+        "replicas": list(REPLICA_LABELS),
         "tables": {
             name: [{"name": field.name, "type": str(field.type)} for field in schema]
-            for name, schema in SCHEMAS.items()
+            for name, schema in {**SCHEMAS, "checksums": CHECKSUMS}.items()
         },
         "merge_rules": MERGE_RULES,
     }
 
 
-def _segment(number: int, parent: int | None, resume_step: int | None, run: Mapping[str, Any]) -> dict[str, Any]:
+def _segment(
+    run_id: str,
+    number: int,
+    parent: int | None,
+    resume_step: int | None,
+    run: Mapping[str, Any],
+    descriptor: HistogramDescriptor,
+) -> dict[str, Any]:
     return {
+        "run_id": run_id,
+        "descriptor": descriptor.to_wire(),
         "segment": number,
         "uuid": uuid4().hex,
         "parent": parent,
         "resume_step": resume_step,
         "started_unix_s": time.time(),
+        "attempt": current_attempt(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "run": run,

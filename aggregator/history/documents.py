@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aggregator.history.publish import publish
+from aggregator.history.publish import LINK, publish
 from aggregator.strict_json import to_strict_json
 from telemetry.errors import ConfigurationError, HistoryDamagedError
 
 __all__ = ["publish_document", "read_document"]
 
 
-def publish_document(path: Path, body: Mapping[str, Any]) -> None:
+def publish_document(path: Path, body: Mapping[str, Any], way: str = LINK) -> None:
     """Publish ``{"body": ..., "sha256": ...}``.
 
     Raises:
@@ -28,7 +28,7 @@ def publish_document(path: Path, body: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"the run record is not JSON: {error}", remedy="put only strings, numbers, lists and mappings into it"
         ) from error
-    publish(path, f'{{"body": {canonical},\n"sha256": "{_digest(canonical)}"}}\n'.encode())
+    publish(path, _sealed(canonical), way)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     data = path.read_bytes()
     try:
-        document = json.loads(data)
-        body, recorded = document["body"], document["sha256"]
-        intact = isinstance(body, dict) and recorded == _digest(to_strict_json(body))
+        body = json.loads(data)["body"]
+        # Compared byte by byte, so that not even a damaged space goes unseen.
+        intact = isinstance(body, dict) and data == _sealed(to_strict_json(body))
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
@@ -54,5 +54,6 @@ def read_document(path: Path) -> dict[str, Any]:
     return found
 
 
-def _digest(canonical: str) -> str:
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _sealed(canonical: str) -> bytes:
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    return f'{{"body": {canonical},\n"sha256": "{digest}"}}\n'.encode()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from aggregator.catalogue import MergedStep
-from aggregator.history.schema import FINDINGS, OBSERVATIONS, SITES, STEPS
+from aggregator.history.schema import FINDINGS, OBSERVATIONS, REPLICA_LABELS, SITES, STEPS
 from aggregator.strict_json import to_strict_json
 from telemetry.packet import NO_RANK, Packet
 from telemetry.presence import Presence
@@ -21,6 +21,9 @@ __all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_ste
 
 # Of no finite elements these are the identity of merge, which is no number.
 _NEED_FINITE = frozenset({"min", "max", "absmax", "mean"})
+
+_NO_SITES = SITES.empty_table()
+_NO_FINDINGS = FINDINGS.empty_table()
 
 
 def encode_observations(packet: Packet) -> pa.Table:
@@ -40,6 +43,7 @@ def encode_observations(packet: Packet) -> pa.Table:
         "absmax_rank": _ranks(packet.absmax_rank[rows], unobserved),
         "num_nonfinite_ranks": pa.array(packet.num_nonfinite_ranks[rows], mask=unobserved),
         "first_nonfinite_rank": _ranks(packet.first_nonfinite_rank[rows], unobserved),
+        "replicas": pa.array(_replica_verdicts(packet)[rows], mask=unobserved),
         "hist_bins": bins,
         "hist_counts": counts,
     }
@@ -57,6 +61,20 @@ def _reasons(packet: Packet, rows: NDArray[np.intp]) -> pa.Array:
 
 def _ranks(ranks: NDArray[np.int32], unobserved: NDArray[np.bool_]) -> pa.Array:
     return pa.array(ranks, mask=unobserved | (ranks == NO_RANK))
+
+
+def _replica_verdicts(packet: Packet) -> NDArray[np.uint8]:
+    """Return for each row of the packet the place of its verdict in ``REPLICA_LABELS``."""
+    agree, disagree, not_checked = range(len(REPLICA_LABELS))
+    verdicts = np.full(packet.num_rows, not_checked, np.uint8)
+    table = packet.replicas
+    if len(table) == 0 or packet.num_rows == 0:
+        return verdicts
+    # Entries are ascending by (site, slot, fingerprint), each once: two of one part are two different contents of it.
+    differs = (table.sites[1:] == table.sites[:-1]) & (table.slots[1:] == table.slots[:-1])
+    verdicts[np.isin(packet.sites, table.sites[table.num_ranks > 1])] = agree
+    verdicts[np.isin(packet.sites, table.sites[1:][differs])] = disagree
+    return verdicts
 
 
 def _sparse_histograms(
@@ -88,7 +106,7 @@ def encode_step(step: MergedStep) -> pa.Table:
         "missing_reasons": list(missing.values()),
         "abstained_ranks": sorted(packet.abstained),
     }
-    return pa.Table.from_pylist([row], schema=STEPS)
+    return pa.Table.from_arrays([pa.array([row[field.name]], field.type) for field in STEPS], schema=STEPS)
 
 
 def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:
@@ -102,7 +120,7 @@ def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:
         }
         for site in sites
     ]
-    return pa.Table.from_pylist(rows, schema=SITES)
+    return pa.Table.from_pylist(rows, schema=SITES) if rows else _NO_SITES
 
 
 def encode_findings(findings: Iterable[Mapping[str, Any]], step: int) -> pa.Table:
@@ -118,4 +136,4 @@ def encode_findings(findings: Iterable[Mapping[str, Any]], step: int) -> pa.Tabl
         }
         for finding in findings
     ]
-    return pa.Table.from_pylist(rows, schema=FINDINGS)
+    return pa.Table.from_pylist(rows, schema=FINDINGS) if rows else _NO_FINDINGS

@@ -6,8 +6,10 @@
     RUN/seg-00000/                       one incarnation of the writer; mkdir is the claim
         segment.json                     the segment; without it the claim was never taken up
         index-00000042.arrow             the newest generation is the snapshot
-        c/00000017.arrow                 the tables of commit 17
-        c/00000000-00000031.arrow        the tables of commits 0 to 31, merged
+        c/00000017.arrow                 level 0: the tables of commit 17
+        c/L1-00000000-00000063.parquet   level 1: the observations of commits 0 to 63, sorted by site
+        c/L1-00000000-00000063.arrow     their other tables, and the checksums of the Parquet file
+        c/L2-...                         level 2: several files of level 1
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from typing import Final
 
 __all__ = [
     "CHUNK_FOLDER",
+    "CLAIM_SUFFIX",
     "FORMAT",
     "MANIFEST",
     "SEGMENT",
     "TEMPORARY_PREFIX",
     "VERSION",
     "chunk_name",
+    "claimed_generations",
     "generations",
     "index_name",
     "segment_folder",
@@ -36,6 +40,7 @@ MANIFEST: Final = "manifest.json"
 SEGMENT: Final = "segment.json"
 CHUNK_FOLDER: Final = "c"
 TEMPORARY_PREFIX: Final = ".unpublished-"
+CLAIM_SUFFIX: Final = ".claim"
 
 _SEGMENT_PATTERN: Final = re.compile(r"seg-(\d{5,})")
 _INDEX_PATTERN: Final = re.compile(r"index-(\d{8,})\.arrow")
@@ -51,10 +56,10 @@ def index_name(generation: int) -> str:
     return f"index-{generation:08d}.arrow"
 
 
-def chunk_name(seq_lo: int, seq_hi: int) -> str:
+def chunk_name(seq_lo: int, seq_hi: int, level: int = 0, suffix: str = "arrow") -> str:
     """Return the path, inside the segment, of the file that holds commits ``seq_lo`` to ``seq_hi``."""
-    span = f"{seq_lo:08d}" if seq_lo == seq_hi else f"{seq_lo:08d}-{seq_hi:08d}"
-    return f"{CHUNK_FOLDER}/{span}.arrow"
+    span = f"L{level}-{seq_lo:08d}-{seq_hi:08d}" if level else f"{seq_lo:08d}"
+    return f"{CHUNK_FOLDER}/{span}.{suffix}"
 
 
 def segment_numbers(run: Path) -> list[int]:
@@ -65,3 +70,9 @@ def segment_numbers(run: Path) -> list[int]:
 def generations(segment: Path) -> list[int]:
     """Return the index generations that are there, ascending."""
     return sorted(int(found[1]) for entry in segment.iterdir() if (found := _INDEX_PATTERN.fullmatch(entry.name)))
+
+
+def claimed_generations(segment: Path) -> list[int]:
+    """Return the index generations that somebody has claimed, whether they are there or not, ascending."""
+    names = (entry.name.removesuffix(CLAIM_SUFFIX) for entry in segment.iterdir() if entry.name.endswith(CLAIM_SUFFIX))
+    return sorted(int(found[1]) for name in names if (found := _INDEX_PATTERN.fullmatch(name)))

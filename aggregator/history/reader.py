@@ -6,39 +6,40 @@ returns was checked against the hash that the writer recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from aggregator.estimates import NOT_ESTIMATED
-from aggregator.history.chunks import ChunkReader
-from aggregator.history.plan import TableReader
-from aggregator.history.schema import OBSERVATIONS, PRESENCE_LABELS
-from aggregator.history.selection import as_names, require_fields, select_sites
-from aggregator.history.snapshot import SnapshotReader, read_manifest
-from aggregator.history.values import float_values, packed_rows
-from aggregator.strict_json import to_strict_json
-from telemetry.errors import HistogramAbsentError
-from telemetry.presence import Presence
-from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
+from aggregator.history.coarsen import COARSE_FIELDS, coarsened
+from aggregator.history.follow import Cursor, Followed, newest_cursor
+from aggregator.history.losses import Loss, losses_table
+from aggregator.history.plan import Query, TableReader, Views
+from aggregator.history.present import COLUMNS, DEFAULT_COLUMNS, Scales, present, stored_columns
+from aggregator.history.quantiles import quantile_rows, require_quantiles
+from aggregator.history.segments import segments_table
+from aggregator.history.selection import as_names, matching, require_fields, select_series
+from aggregator.history.series import SeriesCatalogue
+from aggregator.history.snapshot import read_manifest, salvaged_manifest
+from telemetry.errors import HistogramAbsentError, HistoryDamagedError
+from telemetry.summary import FLOAT_FIELDS, INT_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
 
 __all__ = ["History", "open_history"]
 
-_LABELS = pa.array(PRESENCE_LABELS, pa.string())
-_FLOATS = frozenset((*FLOAT_FIELDS, *DERIVED_FIELDS))
-_DEFAULT_COLUMNS = ("step", "segment", "site", "kind", "estimated", *OBSERVATIONS.names[2:])
-_COLUMNS = (*_DEFAULT_COLUMNS, "superseded", *DERIVED_FIELDS)
+Names = str | Iterable[str] | None
+Steps = range | Iterable[int] | None
 
 
-def open_history(path: Path | str) -> History:
+def open_history(path: Path | str, *, salvage: bool = False) -> History:
     """Open the record of a run for reading, while it is written or after.
 
     Args:
         path: the directory that was given to ``watch`` as ``to``.
+        salvage: read what is left of a damaged run instead of refusing; :meth:`History.losses` says what is missing.
 
     Raises:
         HistoryNotFoundError: there is no run.
@@ -49,7 +50,7 @@ def open_history(path: Path | str) -> History:
         >>> history = open_history("runs/exp1")                                         # doctest: +SKIP
         >>> history.series("layers.0.attn", "activation", "rms").to_pandas().plot("step", "value")  # doctest: +SKIP
     """
-    return History(Path(path))
+    return History(Path(path), salvage=salvage)
 
 
 class History:
@@ -63,11 +64,22 @@ class History:
         HistoryVersionError: a newer version wrote them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, salvage: bool = False) -> None:
         self.path = path
-        self._manifest = read_manifest(path)
-        self._snapshots = SnapshotReader()
-        self._tables = TableReader(path, self._snapshots, ChunkReader())
+        self._losses: list[Loss] = []
+        self._salvage = salvage
+        self._manifest = self._read_manifest()
+        self._tables = TableReader(path, self._losses if salvage else None)
+        self._catalogues: dict[bool, tuple[object, SeriesCatalogue]] = {}
+
+    def _read_manifest(self) -> Mapping[str, Any]:
+        try:
+            return read_manifest(self.path)
+        except HistoryDamagedError as error:
+            if not self._salvage:
+                raise
+            self._losses.append(Loss(str(self.path), None, None, None, None, error.message))
+            return salvaged_manifest(self.path)
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -84,85 +96,91 @@ class History:
         """Grid of every histogram of the run."""
         return HistogramDescriptor.from_wire(self._manifest["descriptor"])
 
+    def losses(self) -> pa.Table:
+        """Return what the calls so far had to leave out, for a run that was opened with ``salvage=True``.
+
+        Columns ``file segment table step_lo step_hi problem``; steps are null where they cannot be told.
+        """
+        return losses_table(self._losses)
+
     def segments(self) -> pa.Table:
         """Return one row a segment: who wrote it, from which step, how far, and whether it is sealed.
 
         Columns ``segment parent resume_step uuid started_unix_s host pid num_commits last_step end_step sealed run``;
         ``end_step`` is the first step that a later segment supersedes, ``run`` the run record as JSON.
         """
-        rows = []
-        for view in self._snapshots.segments(self.path):
-            index = view.index
-            rows.append(
-                {
-                    **{name: view.record[name] for name in _SEGMENTS.names if name in view.record},
-                    "num_commits": index.num_commits if index else 0,
-                    "last_step": index.last_step if index else None,
-                    "end_step": view.end_step,
-                    "sealed": index.sealed if index else False,
-                    "run": to_strict_json(view.record["run"]),
-                }
-            )
-        return pa.Table.from_pylist(rows, schema=_SEGMENTS)
+        return segments_table(self._tables.views())
 
-    def sites(self) -> pa.Table:
-        """Return one row a site in the order in which they were first seen.
+    def sites(self, select: str | None = None) -> pa.Table:
+        """Return one row a series in the order in which they were first seen.
 
-        Columns ``site`` (name) ``kind site_id dtype shape numel placements aliases estimated first_step``.
+        Args:
+            select: a glob of names, for example ``"layers.*.attn"``.
+
+        Columns ``site`` (name) ``kind series site_id dtype shape numel placements aliases estimated first_step
+        ended_step ended_reason``. A site whose dtype, placement, number of elements or whole shape changes has several
+        series, numbered from 0; all but the last say where and why they ended.
         """
-        stored = self._tables.read("sites")
-        first: dict[int, int] = {}
-        newest: dict[int, dict[str, Any]] = {}
-        for row in stored.to_pylist():
-            site_id = row["site"]
-            first[site_id] = min(first.get(site_id, row["first_step"]), row["first_step"])
-            newest[site_id] = {**row, "site_id": site_id, "site": row["name"], "first_step": first[site_id]}
-        return pa.Table.from_pylist(list(newest.values()), schema=_SITES)
+        return matching(self._catalogue(self._tables.views()).table, select)
 
     def steps(self, *, include_superseded: bool = False) -> pa.Table:
         """Return one row a committed step: optimizer outcome, loss scale, mode, times in seconds, coverage."""
-        return self._tables.read("steps", include_superseded=include_superseded)
+        return self._tables.read(Query("steps", include_superseded=include_superseded))
 
     def coverage(self) -> pa.Table:
         """Return, for each step, how many ranks are in it and who is missing.
 
         Columns ``step num_ranks world_size missing_ranks missing_reasons``.
         """
-        return self.steps().select(["step", "num_ranks", "world_size", "missing_ranks", "missing_reasons"])
+        columns = ["step", "num_ranks", "world_size", "missing_ranks", "missing_reasons"]
+        return self._tables.read(Query("steps", columns)).select(columns)
 
     def findings(self) -> pa.Table:
         """Return what was found wrong: ``step code message rank site details segment``; ``details`` is JSON."""
-        return self._tables.read("findings").drop_columns(["superseded"])
+        return self._tables.read(Query("findings")).drop_columns(["superseded"])
 
-    def series(self, site: str, kind: str, field: str) -> pa.Table:
+    def series(self, site: str, kind: str, field: str, *, steps: Steps = None, series: int | None = None) -> pa.Table:
         """Return one number over the steps.
 
         Args:
             site, kind: which site.
             field: any of ``telemetry.summary.SUMMARY_FIELDS``, for example ``rms``, ``nan`` or ``absmax``.
+            steps: step numbers, as a range or one by one; None for all.
+            series: which series of a site that has drifted, see :meth:`sites`; None for the last one.
 
         Returns:
             Columns ``step`` (int64) and ``value`` (int64 for a count, else float64), one row for each step at which
             the site was scheduled; null where there is no value: nothing was observed, or no element was finite.
             ``sum sum_sq sum_abs l2`` of a site that is sampled are estimates of the whole, and counts, extremes and
-            central sums are those of the sample; the schema metadata ``estimated`` then says ``true``.
+            central sums are those of the sample; the schema metadata ``estimated`` then says ``true``, and ``series``
+            which series of how many it is.
 
         Raises:
             SiteUnknownError, KindUnknownError, FieldUnknownError: with near names.
         """
         require_fields([field], SUMMARY_FIELDS)
-        rows = self.observations(sites=site, kinds=kind, columns=["step", "estimated", field])
-        estimated = b"true" if any(rows["estimated"].to_pylist()) else b"false"
-        renamed = rows.select(["step", field]).rename_columns(["step", "value"])
-        return renamed.replace_schema_metadata({b"estimated": estimated})
+        views = self._tables.views()
+        catalogue = self._catalogue(views)
+        numbers = catalogue.table["series"].filter(
+            pa.array(select_series(catalogue.table, as_names(site), as_names(kind)))
+        )
+        chosen = len(numbers) - 1 if series is None else series
+        rows = self._read(["step", "estimated", "series", field], site, kind, steps, views=views)
+        rows = rows.filter(pc.equal(rows["series"], chosen))
+        metadata = {
+            b"estimated": b"true" if pc.any(rows["estimated"]).as_py() else b"false",
+            **({b"series": f"{chosen} of {len(numbers)}".encode()} if len(numbers) > 1 else {}),
+        }
+        return rows.select(["step", field]).rename_columns(["step", "value"]).replace_schema_metadata(metadata)
 
     def observations(
         self,
-        sites: str | Iterable[str] | None = None,
-        kinds: str | Iterable[str] | None = None,
-        steps: range | Iterable[int] | None = None,
+        sites: Names = None,
+        kinds: Names = None,
+        steps: Steps = None,
         columns: Sequence[str] | None = None,
         *,
+        where: pc.Expression | None = None,
         include_superseded: bool = False,
     ) -> pa.Table:
         """Return one row for each scheduled observation, ordered by segment and step.
@@ -170,29 +188,41 @@ class History:
         Args:
             sites, kinds: names; None for all.
             steps: step numbers, as a range or one by one; None for all.
-            columns: among the stored columns (``step segment site kind estimated presence reason``, the counts and
-                floats of a summary, ``num_scheduled num_observed num_contributing absmax_rank num_nonfinite_ranks
-                first_nonfinite_rank hist_bins hist_counts``), ``superseded``, and any derived field; None for the
-                stored ones. Sampled sites are scaled as in :meth:`series`.
+            columns: among the stored columns (``step segment site kind series estimated presence reason``, the counts
+                and floats of a summary, ``num_scheduled num_observed num_contributing absmax_rank num_nonfinite_ranks
+                first_nonfinite_rank replicas hist_bins hist_counts``), ``superseded``, ``grad_scale`` (the loss scale
+                of the step, for gradients), and any derived field; None for the stored ones. Sampled sites are scaled
+                as in :meth:`series`.
+            where: a condition on ``columns``, for example ``pyarrow.compute.field("nan") > 0``.
             include_superseded: also rows that a later attempt superseded.
 
         Raises:
             SiteUnknownError, KindUnknownError, FieldUnknownError: with near names.
         """
-        wanted = _DEFAULT_COLUMNS if columns is None else tuple(columns)
-        require_fields(wanted, _COLUMNS)
-        catalogue = self.sites()
-        chosen = select_sites(catalogue, as_names(sites), as_names(kinds))
-        every_site = sites is None and kinds is None
-        stored = self._tables.read(
-            "observations",
-            steps=_as_range(steps),
-            site_ids=None if every_site else catalogue["site_id"].to_numpy()[chosen],
-            include_superseded=include_superseded,
-        )
-        if steps is not None and not isinstance(steps, range):
-            stored = stored.filter(pa.array(np.isin(stored["step"].to_numpy(), list(steps))))
-        return _presented(stored, catalogue, wanted)
+        rows = self._read(columns, sites, kinds, steps, include_superseded=include_superseded)
+        return rows if where is None else rows.filter(where)
+
+    def observation_batches(
+        self,
+        sites: Names = None,
+        kinds: Names = None,
+        steps: Steps = None,
+        columns: Sequence[str] | None = None,
+        *,
+        where: pc.Expression | None = None,
+        include_superseded: bool = False,
+    ) -> pa.RecordBatchReader:
+        """Return the rows of :meth:`observations` as a stream that holds one file of them at a time."""
+        wanted, query, views = self._query(columns, sites, kinds, steps, include_superseded)
+        catalogue, scales = self._catalogue(views, include_superseded), self._scales(wanted, query, views)
+        schema = self._present(query.schema.empty_table(), catalogue, wanted, scales, steps).schema
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for part in self._tables.parts(query, views):
+                rows = self._present(part, catalogue, wanted, scales, steps)
+                yield from (rows if where is None else rows.filter(where)).cast(schema).to_batches()
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
 
     def histogram(self, site: str, kind: str, step: int) -> Histogram:
         """Return the histogram of a site at a step, counts exactly as merged.
@@ -201,84 +231,161 @@ class History:
             SiteUnknownError, KindUnknownError: with near names.
             HistogramAbsentError: there is none at this step.
         """
-        row = self.observations(site, kind, range(step, step + 1), ["hist_bins", "hist_counts"]).drop_null()
-        descriptor = self.descriptor
-        if row.num_rows == 0:
-            raise HistogramAbsentError(
-                f"{kind} {site} has no histogram at step {step}",
-                site=site,
-                step=step,
-                remedy="histograms are counted every `hist_every` steps; observations(columns=['step', 'hist_counts']) "
-                "shows at which",
-            )
-        counts = np.zeros(descriptor.num_counts, dtype=np.int64)
-        counts[row["hist_bins"][0].values.to_numpy()] = row["hist_counts"][0].values.to_numpy()
-        return Histogram(descriptor, counts)
+        for _, counts in self._histograms(site, kind, range(step, step + 1)):
+            return Histogram(self.descriptor, counts)
+        raise HistogramAbsentError(
+            f"{kind} {site} has no histogram at step {step}",
+            site=site,
+            step=step,
+            remedy="histograms are counted every `hist_every` steps; observations(columns=['step', 'hist_counts']) "
+            "shows at which",
+        )
+
+    def quantiles(
+        self, site: str, kind: str, quantiles: Sequence[float] = (0.01, 0.5, 0.99), *, steps: Steps = None
+    ) -> pa.Table:
+        """Return quantiles of a site at every step that has a histogram, each between two certain bounds.
+
+        Columns ``step q value lower upper``; see :func:`aggregator.history.quantiles.quantile_rows` for the rule and
+        the error. Null of a histogram without a value.
+
+        Raises:
+            SiteUnknownError, KindUnknownError: with near names.
+            ConfigurationError: a quantile lies outside of [0, 1].
+        """
+        require_quantiles(quantiles)
+        return quantile_rows(self._histograms(site, kind, steps), self.descriptor, quantiles)
+
+    def coarsen(
+        self,
+        every: int,
+        sites: Names = None,
+        kinds: Names = None,
+        steps: Steps = None,
+        fields: Sequence[str] = (*INT_FIELDS, *FLOAT_FIELDS),
+    ) -> pa.Table:
+        """Return one row for each series and each ``every`` steps, merged as ranks are: counts exactly.
+
+        Args:
+            every: steps n·every to (n + 1)·every - 1 become one row.
+            sites, kinds, steps: as for :meth:`observations`.
+            fields: any of ``telemetry.summary.SUMMARY_FIELDS``.
+
+        Returns:
+            Columns ``site kind series step_lo step_hi num_steps num_observed_steps`` and ``fields``; ``step_lo`` and
+            ``step_hi`` are the first and last step that is in the row.
+        """
+        require_fields(fields, COARSE_FIELDS)
+        _, query, views = self._query(["step", "presence", *INT_FIELDS, *FLOAT_FIELDS], sites, kinds, steps, False)
+        stored = _only(self._tables.read(query, views), steps)
+        catalogue = self._catalogue(views)
+        if self._salvage:
+            catalogue = catalogue.with_unknown(stored["site"].to_numpy())
+        return coarsened(stored, catalogue, every, fields)
+
+    def follow(self, cursor: Cursor | None = None, columns: Sequence[str] | None = None) -> Followed:
+        """Return all that was committed after ``cursor``, in the order of commits, and the cursor to go on with.
+
+        A later attempt that supersedes steps comes as further rows with a greater ``segment``.
+
+        Args:
+            cursor: of the call before; None to begin with the first step.
+            columns: of the observations, as for :meth:`observations`.
+        """
+        views = self._tables.views()
+        after = None if cursor is None else (cursor.segment, cursor.step)
+
+        def rows(table: str) -> pa.Table:
+            return self._tables.read(Query(table, after=after, include_superseded=True), views)
+
+        wanted, query, _ = self._query(columns, None, None, None, True, views)
+        stored = self._tables.read(Query(**{**vars(query), "after": after}), views)
+        catalogue = self._catalogue(views, True)
+        observations = self._present(stored, catalogue, wanted, self._scales(wanted, query, views), None)
+        return Followed(rows("steps"), observations, rows("findings"), newest_cursor(views, cursor))
+
+    def _read(
+        self,
+        columns: Sequence[str] | None,
+        sites: Names,
+        kinds: Names,
+        steps: Steps,
+        *,
+        include_superseded: bool = False,
+        views: Views | None = None,
+    ) -> pa.Table:
+        wanted, query, views = self._query(columns, sites, kinds, steps, include_superseded, views)
+        stored = self._tables.read(query, views)
+        catalogue = self._catalogue(views, include_superseded)
+        return self._present(stored, catalogue, wanted, self._scales(wanted, query, views), steps)
+
+    def _query(
+        self,
+        columns: Sequence[str] | None,
+        sites: Names,
+        kinds: Names,
+        steps: Steps,
+        include_superseded: bool,
+        views: Views | None = None,
+    ) -> tuple[Sequence[str], Query, Views]:
+        wanted = DEFAULT_COLUMNS if columns is None else tuple(columns)
+        require_fields(wanted, COLUMNS)
+        views = self._tables.views() if views is None else views
+        site_ids = None
+        if sites is not None or kinds is not None:
+            table = self._catalogue(views, include_superseded).table
+            chosen = select_series(table, as_names(sites), as_names(kinds))
+            site_ids = np.unique(table["site_id"].to_numpy()[chosen])
+        query = Query("observations", stored_columns(wanted), _as_range(steps), site_ids, include_superseded)
+        return wanted, query, views
+
+    def _present(
+        self, stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], scales: Scales | None, steps: Steps
+    ) -> pa.Table:
+        rows = _only(stored, steps)
+        known = catalogue.with_unknown(rows["site"].to_numpy()) if self._salvage else catalogue
+        return present(rows, known, columns, scales)
+
+    def _scales(self, columns: Sequence[str], query: Query, views: Views) -> Scales | None:
+        if "grad_scale" not in columns:
+            return None
+        asked = Query("steps", ["step", "grad_scale"], query.steps, None, query.include_superseded)
+        steps = self._tables.read(asked, views)
+        keys = zip(steps["segment"].to_pylist(), steps["step"].to_pylist(), strict=True)
+        return dict(zip(keys, steps["grad_scale"].to_pylist(), strict=True))
+
+    def _histograms(self, site: str, kind: str, steps: Steps) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        rows = self._read(["step", "hist_bins", "hist_counts"], site, kind, steps).drop_null()
+        for row in rows.to_batches():
+            for i in range(row.num_rows):
+                counts = np.zeros(self.descriptor.num_counts, dtype=np.int64)
+                counts[row["hist_bins"][i].values.to_numpy()] = row["hist_counts"][i].values.to_numpy()
+                yield row["step"][i].as_py(), counts
+
+    def _catalogue(self, views: Views, include_superseded: bool = False) -> SeriesCatalogue:
+        key = tuple(
+            (view.number, view.end_step, entry.sha256)
+            for view in views
+            if view.index is not None
+            for entry in view.index.entries
+            if entry.table == "sites"
+        )
+        kept = self._catalogues.get(include_superseded)
+        if kept is None or kept[0] != key:
+            stored = self._tables.read(Query("sites", include_superseded=include_superseded), views)
+            kept = self._catalogues[include_superseded] = (key, SeriesCatalogue.of(stored.to_pylist()))
+        return kept[1]
 
 
-_SEGMENTS = pa.schema(
-    [
-        ("segment", pa.int32()),
-        ("parent", pa.int32()),
-        ("resume_step", pa.int64()),
-        ("uuid", pa.string()),
-        ("started_unix_s", pa.float64()),
-        ("host", pa.string()),
-        ("pid", pa.int64()),
-        ("num_commits", pa.int64()),
-        ("last_step", pa.int64()),
-        ("end_step", pa.int64()),
-        ("sealed", pa.bool_()),
-        ("run", pa.string()),
-    ]
-)
-
-_SITES = pa.schema(
-    [
-        ("site", pa.string()),
-        ("kind", pa.string()),
-        ("site_id", pa.uint64()),
-        ("dtype", pa.string()),
-        ("shape", pa.list_(pa.int64())),
-        ("numel", pa.int64()),
-        ("placements", pa.list_(pa.struct([("axis", pa.string()), ("placement", pa.string())]))),
-        ("aliases", pa.list_(pa.string())),
-        ("estimated", pa.bool_()),
-        ("first_step", pa.int64()),
-    ]
-)
-
-
-def _as_range(steps: range | Iterable[int] | None) -> range | None:
+def _as_range(steps: Steps) -> range | None:
     if steps is None or isinstance(steps, range):
         return steps
     numbers = list(steps)
     return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
 
-def _presented(stored: pa.Table, catalogue: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Give the stored rows the names, labels and numbers that ``columns`` ask for."""
-    where = _positions(stored["site"].to_numpy(), catalogue["site_id"].to_numpy())
-    presence = stored["presence"].to_numpy()
-    estimated = catalogue["estimated"].to_numpy()[where]
-    numel = np.where(estimated, catalogue["numel"].to_numpy()[where].astype(np.float64), NOT_ESTIMATED)
-    packed = packed_rows(stored) if _FLOATS.intersection(columns) else None
-
-    def column(name: str) -> Any:
-        if name in ("site", "kind"):
-            return pa.DictionaryArray.from_arrays(pa.array(where.astype(np.int32)), catalogue[name].combine_chunks())
-        if name == "presence":
-            return pa.DictionaryArray.from_arrays(pa.array(presence.astype(np.int32)), _LABELS)
-        if name == "estimated":
-            return pa.array(estimated)
-        if name in _FLOATS:
-            assert packed is not None
-            return float_values(name, *packed, presence == Presence.OBSERVED, numel)
-        return stored[name]
-
-    return pa.table({name: column(name) for name in columns})
-
-
-def _positions(site_ids: NDArray[np.uint64], catalogue: NDArray[np.uint64]) -> NDArray[np.intp]:
-    order = np.argsort(catalogue)
-    return order[np.searchsorted(catalogue, site_ids, sorter=order)]
+def _only(stored: pa.Table, steps: Steps) -> pa.Table:
+    """Drop what lies between step numbers that were given one by one."""
+    if steps is None or isinstance(steps, range):
+        return stored
+    return stored.filter(pa.array(np.isin(stored["step"].to_numpy(), list(steps))))

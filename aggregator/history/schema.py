@@ -13,9 +13,21 @@ import pyarrow as pa
 from telemetry.presence import Presence
 from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS
 
-__all__ = ["FINDINGS", "MERGE_RULES", "OBSERVATIONS", "PRESENCE_LABELS", "SCHEMAS", "SITES", "STEPS"]
+__all__ = [
+    "CHECKSUMS",
+    "FINDINGS",
+    "MERGE_RULES",
+    "OBSERVATIONS",
+    "PRESENCE_LABELS",
+    "REPLICA_LABELS",
+    "SCHEMAS",
+    "SITES",
+    "STEPS",
+]
 
 PRESENCE_LABELS: Final = tuple(presence.label for presence in Presence)
+# Verdict on the copies that several ranks hold of one site.
+REPLICA_LABELS: Final = ("agree", "disagree", "not_checked")
 
 OBSERVATIONS: Final = pa.schema(
     [
@@ -31,6 +43,7 @@ OBSERVATIONS: Final = pa.schema(
         pa.field("absmax_rank", pa.int32()),
         pa.field("num_nonfinite_ranks", pa.int32()),
         pa.field("first_nonfinite_rank", pa.int32()),
+        pa.field("replicas", pa.uint8()),
         pa.field("hist_bins", pa.list_(pa.uint16())),
         pa.field("hist_counts", pa.list_(pa.int64())),
     ]
@@ -83,6 +96,18 @@ FINDINGS: Final = pa.schema(
         pa.field("rank", pa.int64()),
         pa.field("site", pa.string()),
         pa.field("details", pa.string(), nullable=False),
+    ]
+)
+
+# Of a Parquet file: where each column chunk is and the CRC-32 of its bytes, page headers included. ``column`` counts
+# the leaves of the Parquet schema.
+CHECKSUMS: Final = pa.schema(
+    [
+        pa.field("row_group", pa.int32(), nullable=False),
+        pa.field("column", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("crc32", pa.uint32(), nullable=False),
     ]
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from telemetry.errors import FieldUnknownError, KindUnknownError, SiteUnknownError
 
-__all__ = ["as_names", "require_fields", "select_sites"]
+__all__ = ["as_names", "matching", "require_fields", "select_series"]
 
 
 def as_names(names: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -19,8 +20,17 @@ def as_names(names: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return (names,) if isinstance(names, str) else None if names is None else tuple(names)
 
 
-def select_sites(sites: pa.Table, names: tuple[str, ...] | None, kinds: tuple[str, ...] | None) -> NDArray[np.bool_]:
-    """Return which rows of the ``sites`` table have one of ``names`` and one of ``kinds``.
+def matching(series: pa.Table, select: str | None) -> pa.Table:
+    """Return the rows of a table of series whose site matches a glob; all of them for None."""
+    if select is None:
+        return series
+    return series.filter(
+        pa.array([fnmatch.fnmatchcase(name, select) for name in series["site"].to_pylist()], pa.bool_())
+    )
+
+
+def select_series(sites: pa.Table, names: tuple[str, ...] | None, kinds: tuple[str, ...] | None) -> NDArray[np.bool_]:
+    """Return which rows of a table of series have one of ``names`` and one of ``kinds``.
 
     Raises:
         SiteUnknownError, KindUnknownError: a name, a kind, or the pair of them is not in the record.

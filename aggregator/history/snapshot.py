@@ -7,6 +7,7 @@ segments before it, whether or not its attempt came that far again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,10 @@ from aggregator.history.layout import (
     segment_folder,
     segment_numbers,
 )
+from aggregator.history.losses import Loss
 from telemetry.errors import HistoryDamagedError, HistoryError, HistoryNotFoundError, HistoryVersionError
 
-__all__ = ["SegmentView", "SnapshotReader", "newest_index", "read_manifest"]
+__all__ = ["SegmentView", "SnapshotReader", "newest_index", "read_manifest", "salvaged_manifest"]
 
 _MAX_TRIES: Final = 100
 
@@ -76,6 +78,18 @@ def read_manifest(run: Path) -> dict[str, Any]:
     return manifest
 
 
+def salvaged_manifest(run: Path) -> dict[str, Any]:
+    """Return what the first segment that can be read says of its run, in place of a damaged manifest.
+
+    Raises:
+        HistoryDamagedError: no segment can be read.
+    """
+    for number in segment_numbers(run):
+        with suppress(HistoryDamagedError, FileNotFoundError):
+            return read_document(segment_folder(run, number) / SEGMENT)
+    raise HistoryDamagedError(f"{run} has neither a manifest nor a segment that can be read")
+
+
 def newest_index(folder: Path) -> Index | None:
     """Read the newest generation of a segment, None before the first.
 
@@ -86,41 +100,85 @@ def newest_index(folder: Path) -> Index | None:
 
 
 class SnapshotReader:
-    """Lists what is committed, again and again; a generation that was read once is kept."""
+    """Lists what is committed, again and again; a generation that was read once is kept.
 
-    def __init__(self) -> None:
+    Args:
+        losses: None to refuse damage; else it is noted there, and what is left is listed.
+    """
+
+    def __init__(self, losses: list[Loss] | None = None) -> None:
         self._indexes: dict[Path, Index] = {}
+        self._losses = losses
 
     def segments(self, run: Path) -> tuple[SegmentView, ...]:
         """Return all segments that were taken up, in order.
 
         Raises:
-            HistoryDamagedError: a document or an index is damaged.
+            HistoryDamagedError: a document or an index is damaged or missing.
         """
-        begun = [(number, record) for number in segment_numbers(run) if (record := self._record(run, number))]
         views: list[SegmentView] = []
         end_step: int | None = None
-        for number, record in reversed(begun):
+        for number in reversed(segment_numbers(run)):
             folder = segment_folder(run, number)
-            views.append(SegmentView(number, folder, record, self.index(folder), end_step))
+            index = self._index_or_loss(folder, number)
+            record = self._record(folder, number, index)
+            if record is None:
+                continue
+            if views and (index is None or not index.sealed):
+                self._refuse(folder, number, index, f"{folder} has lost the index that sealed it")
+            views.append(SegmentView(number, folder, record, index, end_step))
             starts = record["resume_step"]
             end_step = starts if end_step is None or (starts is not None and starts < end_step) else end_step
         return tuple(reversed(views))
 
-    def _record(self, run: Path, number: int) -> Mapping[str, Any] | None:
-        folder = segment_folder(run, number)
+    def _record(self, folder: Path, number: int, index: Index | None) -> Mapping[str, Any] | None:
         try:
             return read_document(folder / SEGMENT)
-        except FileNotFoundError as error:
-            if (index := self.index(folder)) is not None and index.num_commits:
-                raise HistoryDamagedError(
-                    f"{folder / SEGMENT} is missing, but the segment has {index.num_commits} committed steps",
-                    remedy="restore the file from a copy",
-                ) from error
-            return None
+        except FileNotFoundError:
+            if index is None or not index.num_commits:
+                return None
+            self._refuse(folder / SEGMENT, number, index, f"{folder / SEGMENT} is missing")
+        except HistoryDamagedError as error:
+            self._refuse(folder / SEGMENT, number, index, error.message)
+        # Only when salvaging: where the segment begins stands in its index, too.
+        return {"segment": number, "resume_step": index and index.start_step, "run": {}}
+
+    def _index_or_loss(self, folder: Path, number: int) -> Index | None:
+        try:
+            return self.index(folder)
+        except HistoryDamagedError as error:
+            if self._losses is None:
+                raise
+            index = self._older_index(folder)
+            path = folder / index_name(generations(folder)[-1])
+            # What came after the older generation is lost, however far it went.
+            first = None if index is None or index.last_step is None else index.last_step + 1
+            self._losses.append(Loss(str(path), number, None, first, None, error.message))
+            return index
+
+    def _older_index(self, folder: Path) -> Index | None:
+        for generation in reversed(generations(folder)[:-1]):
+            path = folder / index_name(generation)
+            with suppress(HistoryDamagedError, FileNotFoundError):
+                return Index.from_bytes(path.read_bytes(), str(path))
+        return None
+
+    def _refuse(self, path: Path, number: int, index: Index | None, problem: str) -> None:
+        steps = [] if index is None else [(entry.step_lo, entry.step_hi) for entry in index.entries]
+        low, high = (min(s[0] for s in steps), max(s[1] for s in steps)) if steps else (None, None)
+        if self._losses is None:
+            within = f"; its segment has steps {low} to {high}" if steps else ""
+            raise HistoryDamagedError(
+                problem + within, remedy="restore the file from a copy; open_history(..., salvage=True) reads the rest"
+            )
+        self._losses.append(Loss(str(path), number, None, None, None, problem))
 
     def index(self, folder: Path) -> Index | None:
-        """Return the newest generation of a segment, None before the first."""
+        """Return the newest generation of a segment, None before the first.
+
+        Raises:
+            HistoryDamagedError: its bytes are not what was written.
+        """
         for _ in range(_MAX_TRIES):
             found = generations(folder)
             if not found:

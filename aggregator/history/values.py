@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,17 +13,38 @@ from aggregator.estimates import scale_estimates
 from telemetry.summary import derive
 from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS, NUM_FLOATS, NUM_INTS
 
-__all__ = ["float_values", "packed_rows"]
+__all__ = ["float_values", "needed_columns", "packed_rows"]
+
+_ALWAYS: Final = ("finite", "total")
+_DERIVED_FROM: Final[Mapping[str, tuple[str, ...]]] = {
+    "std": ("m2",),
+    "var": ("m2",),
+    "rms": ("sum_sq",),
+    "l2": ("sum_sq",),
+    "mean_abs": ("sum_abs",),
+    "skewness": ("m2", "m3"),
+    "kurtosis": ("m2", "m4"),
+    "zero_fraction": ("zero",),
+    "finite_fraction": (),
+}
+
+
+def needed_columns(field: str) -> tuple[str, ...]:
+    """Return the stored columns from which a float field follows, its scaling to the whole included."""
+    return (*_ALWAYS, *_DERIVED_FROM.get(field, (field,)))
 
 
 def packed_rows(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return ints ``[rows, 8]`` and floats ``[rows, 10]`` as committed; null becomes 0 and NaN."""
+    """Return ints ``[rows, 8]`` and floats ``[rows, 10]`` as committed; null, or a column not read, is 0 and NaN."""
     ints = np.zeros((table.num_rows, NUM_INTS), dtype=np.int64)
     floats = np.full((table.num_rows, NUM_FLOATS), np.nan)
+    there = set(table.column_names)
     for i, name in enumerate(INT_FIELDS):
-        _fill(ints[:, i], table[name])
+        if name in there:
+            _fill(ints[:, i], table[name])
     for i, name in enumerate(FLOAT_FIELDS):
-        _fill(floats[:, i], table[name])
+        if name in there:
+            _fill(floats[:, i], table[name])
     return ints, floats
 
 

@@ -1,60 +1,98 @@
 """Where steps are committed: one writer, on rank zero, one segment of one run.
 
-A commit publishes the step's tables and then the next generation of the index that lists them; when it returns, the
-step survives the loss of the process and of the machine. A writer that is killed anywhere leaves the run as it was
-after its last commit.
+A commit publishes the tables of one or more steps and then the next generation of the index that lists them; only then
+are they acknowledged, and they survive the loss of the process and of the machine. A writer that is killed anywhere
+leaves the run as it was after its last commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
-from aggregator.history.chunks import ChunkReader, encode_chunk
-from aggregator.history.claim import begin_run, continue_run, withdraw
-from aggregator.history.compaction import ChunkFile, files_to_merge
+from aggregator.history.chunks import encode_chunk
+from aggregator.history.claim import Claim, begin_run, continue_run, is_own_restart, withdraw
 from aggregator.history.encode import encode_findings, encode_observations, encode_sites, encode_step
-from aggregator.history.index import Index
-from aggregator.history.layout import index_name, segment_folder
-from aggregator.history.publish import publish
-from aggregator.history.schema import SCHEMAS
+from aggregator.history.fence import publish_generation
+from aggregator.history.folder import Folder
+from aggregator.history.folding import FoldingPolicy
+from aggregator.history.group import GroupCommit, PendingSteps
+from aggregator.history.index import ChunkFile, Index
+from aggregator.history.layout import segment_folder
+from aggregator.history.publish import publish, uncontested
+from aggregator.history.termination import settle_at_termination
 from telemetry.errors import HistoryWriteError, RankfoldError, StepOrderError, WriterFencedError
 from telemetry.sites import SiteSpec
 from telemetry.summary.histogram import HistogramDescriptor
 
 __all__ = ["HistoryWriter"]
 
+_STOP_FOLDING_S: Final = 30.0
+
 
 class HistoryWriter:
-    """Writes one segment. Made by :meth:`create`; not safe for several threads.
+    """Writes one segment. Made by :meth:`create`; its methods may be called from any thread.
 
     Attributes:
         path: the run directory.
         run_id: 32 hexadecimal digits, the same for all segments of a run.
         segment: number of this attempt, 0 for the first.
         resume_step: first step of a segment that continues a run, else None.
+        folding_failure: why nothing is folded any more, None while all is well; commits go on without.
     """
 
-    def __init__(self, path: Path, run_id: str, segment: int, resume_step: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        claim: Claim,
+        resume_step: int | None,
+        group: GroupCommit | None = None,
+        folding: FoldingPolicy | None = None,
+    ) -> None:
         self.path = path
-        self.run_id = run_id
-        self.segment = segment
+        self.run_id = claim.run_id
+        self.segment = claim.segment
         self.resume_step = resume_step
-        self._folder = segment_folder(path, segment)
-        self._index = Index(-1, False, None, 0, ())
-        self._files: tuple[ChunkFile, ...] = ()
+        self.folding_failure: BaseException | None = None
+        self._group = group or GroupCommit()
+        self._way = claim.way
+        self._folder = segment_folder(path, claim.segment)
+        self._index = Index(-1, False, resume_step, None, 0, ())
+        self._pending = PendingSteps()
+        self._timer: threading.Timer | None = None
+        self._newest_step: int | None = None
         self._written_sites: dict[int, SiteSpec] = {}
-        self._superseded: list[str] = []
         self._failure: RankfoldError | None = None
+        self._notices: tuple[Mapping[str, Any], ...] = ()
+        self._lock = threading.Condition(threading.RLock())
+        self._inside = threading.local()
+        self._deferred: list[Callable[[], None]] = []
+        self._fold = Folder(
+            self._folder,
+            folding or FoldingPolicy(),
+            self._way,
+            self._lock,
+            lambda: () if self._index.sealed or self._failure else self._index.files,
+            self._replace_files,
+            self._fail_folding,
+        )
+        settle_at_termination(self)
 
     @staticmethod
     def create(
-        path: Path | str, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int | None = None
+        path: Path | str,
+        run: Mapping[str, Any],
+        descriptor: HistogramDescriptor,
+        resume_step: int | None = None,
+        *,
+        group: GroupCommit | None = None,
+        folding: FoldingPolicy | None = None,
     ) -> HistoryWriter:
         """Begin a run in an empty or new directory, or continue the one that is there with a new segment.
 
@@ -63,7 +101,10 @@ class HistoryWriter:
             run: the run record, JSON-serialisable; kept in the segment, and for a new run in the manifest.
             descriptor: grid of the histograms, one for the whole run.
             resume_step: None for a new run, else the first step of the continuation. What earlier segments hold from
-                this step on is superseded, not deleted.
+                this step on is superseded, not deleted. None in a job that its launcher has restarted, where its own
+                earlier attempt has written, begins that run anew from step 0: it had no checkpoint yet.
+            group: how long steps that are appended may wait for others.
+            folding: when small files become larger ones.
 
         Raises:
             RunDirectoryInUseError: a run is there and ``resume_step`` is None, or another process is continuing it.
@@ -73,10 +114,12 @@ class HistoryWriter:
             SketchDescriptorMismatchError: the run that is there uses another grid.
         """
         directory = Path(path)
+        if resume_step is None and is_own_restart(directory):
+            resume_step = 0
         if resume_step is None:
-            return HistoryWriter(directory, begin_run(directory, run, descriptor), 0, None)
-        run_id, segment = continue_run(directory, run, descriptor, resume_step)
-        return HistoryWriter(directory, run_id, segment, resume_step)
+            return HistoryWriter(directory, begin_run(directory, run, descriptor), None, group, folding)
+        claim = continue_run(directory, run, descriptor, resume_step)
+        return HistoryWriter(directory, claim, resume_step, group, folding)
 
     @property
     def last_step(self) -> int | None:
@@ -89,32 +132,71 @@ class HistoryWriter:
         return self._index.num_commits
 
     def commit(self, step: MergedStep) -> None:
-        """Make a step durable.
+        """Make a step durable, and with it all that were appended before.
 
         Raises:
             StepOrderError: the step is not after the last one, or before the start of the segment; nothing changes.
             WriterFencedError: another process has continued the run.
             HistoryWriteError: the file system refused.
-            HistoryDamagedError: chunks that were to be merged are no longer what was written.
 
         After any but the first of these every further commit raises the same.
         """
-        self._require_order(step.step)
-        with self._latching(step.step):
-            self._publish_step(step)
-            self._merge_chunks()
+        with self._exclusively():
+            self._append(step)
+            self._flush()
 
-    def close(self) -> None:
-        """Seal the segment: nobody will add to it. A second call does nothing, nor does one after a failure.
+    def append(self, step: MergedStep) -> Future[None]:
+        """Take a step to be committed with others, see :class:`aggregator.history.group.GroupCommit`.
+
+        Returns:
+            Resolved when the step is durable, or with the error that kept it from becoming so.
+
+        Raises:
+            StepOrderError, WriterFencedError, HistoryWriteError: as for :meth:`commit`; of the group that is full.
+        """
+        with self._exclusively():
+            acknowledgement = self._append(step)
+            if self._pending.has_finding or len(self._pending.steps) >= self._group.max_steps:
+                self._flush()
+            elif self._timer is None:
+                self._timer = threading.Timer(self._group.max_wait_s, self._flush_late)
+                self._timer.daemon = True
+                self._timer.start()
+            return acknowledgement
+
+    def flush(self) -> None:
+        """Make durable what was appended.
 
         Raises:
             WriterFencedError, HistoryWriteError: as for :meth:`commit`.
         """
-        if self._index.sealed or self._failure is not None:
-            return
-        with self._latching(None):
-            self._publish_index(self._files, self._index.last_step, self._index.num_commits, sealed=True)
-            self._remove_superseded()
+        with self._exclusively():
+            self._flush()
+
+    def close(self) -> None:
+        """Commit what is pending and seal the segment. A second call does nothing, nor does one after a failure.
+
+        Raises:
+            WriterFencedError, HistoryWriteError: as for :meth:`commit`.
+        """
+        self._fold.stop(_STOP_FOLDING_S)
+        with self._exclusively():
+            if self._index.sealed or self._failure is not None:
+                return
+            self._flush()
+            with self._latching(None):
+                self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
+            self._fold.remove_expired(float("inf"))
+
+    def abandon(self) -> None:
+        """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""
+        self._fold.stop(_STOP_FOLDING_S)
+        with self._exclusively():
+            if self._failure is None:
+                self._failure = HistoryWriteError(f"the writer of segment {self.segment} was abandoned")
+            self._stop_timer()
+            self._pending, pending = PendingSteps(), self._pending
+            pending.resolve(self._failure)
 
     def withdraw(self) -> None:
         """Take the claim back, for an attach that was refused elsewhere; only before the first commit.
@@ -123,12 +205,63 @@ class HistoryWriter:
             HistoryWriteError: the directory can no longer be written.
         """
         assert self.num_commits == 0, "a segment with commits is never taken back"
-        with self._latching(None):
+        with self._exclusively(), self._latching(None):
             withdraw(self.path, self.segment)
-        self._index = Index(0, True, None, 0, ())
+            self._index = Index(0, True, None, None, 0, ())
+
+    def settle(self, deadline_s: float) -> None:
+        """Make durable what is pending and stop folding, for the end of the process; see ``termination``."""
+        if self._lock.acquire(timeout=deadline_s):
+            try:
+                if self._pending.steps and self._failure is None:
+                    self._flush()
+            finally:
+                self._lock.release()
+        self._fold.stop(deadline_s)
+
+    def wait_folded(self, timeout_s: float) -> bool:
+        """Wait until nothing is being folded; False if it still is after ``timeout_s`` seconds."""
+        return self._fold.wait_idle(timeout_s)
+
+    def defer(self, action: Callable[[], None]) -> bool:
+        """Do ``action`` when this thread has left the writer; False if it is not inside."""
+        if not getattr(self._inside, "depth", 0):
+            return False
+        self._deferred.append(action)
+        return True
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._inside.depth -= 1
+            while self._deferred and not self._inside.depth:
+                self._deferred.pop()()
+
+    def _append(self, step: MergedStep) -> Future[None]:
+        if self._failure is not None:
+            raise self._failure
+        self._require_order(step.step)
+        fresh = self._undefined_sites(step)
+        self._notices, notices = (), self._notices
+        acknowledgement = self._pending.add(
+            step.step,
+            {
+                "steps": encode_step(step),
+                "observations": encode_observations(step.packet),
+                "sites": encode_sites(fresh, step.step),
+                "findings": encode_findings((*step.packet.findings, *notices), step.step),
+            },
+        )
+        self._newest_step = step.step
+        self._written_sites.update((site.site_id, site) for site in fresh)
+        return acknowledgement
 
     def _require_order(self, step: int) -> None:
-        last, start = self._index.last_step, self.resume_step
+        last, start = self._newest_step, self.resume_step
         if last is not None and step <= last:
             raise StepOrderError(
                 f"step {step} was to follow step {last} in segment {self.segment}",
@@ -141,6 +274,38 @@ class HistoryWriter:
                 step=step,
                 remedy="give the first step that is logged again as resume_step",
             )
+
+    def _undefined_sites(self, step: MergedStep) -> list[SiteSpec]:
+        """Return the sites whose definition is not yet stored as it is now; it may have gained names, or drifted."""
+        named = zip(step.packet.sites.tolist(), step.sites, strict=True)
+        found = {**{site.site_id: site for site in step.new_sites}, **dict(named)}
+        return [site for key, site in found.items() if self._written_sites.get(key) != site]
+
+    def _flush(self) -> None:
+        self._fold.wait_for_room()
+        if self._failure is not None:
+            raise self._failure
+        if not self._pending.steps:
+            return
+        self._stop_timer()
+        self._pending, group = PendingSteps(), self._pending
+        try:
+            with self._latching(group.steps[0]):
+                self._publish_steps(group)
+        except BaseException as error:
+            group.resolve(error)
+            raise
+        group.resolve(None)
+        self._fold.start_if_due()
+
+    def _flush_late(self) -> None:
+        with suppress(RankfoldError), self._exclusively():
+            self._flush()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @contextmanager
     def _latching(self, step: int | None) -> Iterator[None]:
@@ -167,61 +332,28 @@ class HistoryWriter:
             )
             raise self._failure from error
 
-    def _publish_step(self, step: MergedStep) -> None:
-        seq = self._index.num_commits
-        fresh = self._undefined_sites(step)
-        data, entries = encode_chunk(
-            {
-                "steps": encode_step(step),
-                "observations": encode_observations(step.packet),
-                "sites": encode_sites(fresh, step.step),
-                "findings": encode_findings(step.packet.findings, step.step),
-            },
-            (seq, seq),
-        )
-        publish(self._folder / entries[0].file, data)
-        self._publish_index((*self._files, ChunkFile(entries)), step.step, seq + 1)
-        self._written_sites.update((site.site_id, site) for site in fresh)
+    def _publish_steps(self, group: PendingSteps) -> None:
+        files = self._index.files
+        seq = files[-1].seq[1] + 1 if files else 0
+        data, entries = encode_chunk(group.joined(), (seq, seq))
+        publish(self._folder / entries[0].file, data, uncontested(self._way))
+        num_commits = self._index.num_commits + len(group.steps)
+        self._publish_index(self._index.followed_by(ChunkFile(entries), group.steps[-1], num_commits))
 
-    def _undefined_sites(self, step: MergedStep) -> list[SiteSpec]:
-        """Return the sites whose definition is not yet stored as it is now; it may have gained names since."""
-        named = zip(step.packet.sites.tolist(), step.sites, strict=True)
-        found = {**{site.site_id: site for site in step.new_sites}, **dict(named)}
-        return [site for site_id, site in found.items() if self._written_sites.get(site_id) != site]
+    def _publish_index(self, index: Index) -> None:
+        publish_generation(self._folder, index, self._way)
+        self._index = index
 
-    def _publish_index(
-        self, files: tuple[ChunkFile, ...], last_step: int | None, num_commits: int, *, sealed: bool = False
-    ) -> None:
-        entries = tuple(entry for file in files for entry in file.entries)
-        index = Index(self._index.generation + 1, sealed, last_step, num_commits, entries)
-        publish(self._folder / index_name(index.generation), index.to_bytes())
-        self._index, self._files = index, files
-        # The generation before stays for readers that have just listed it.
-        with suppress(OSError):
-            (self._folder / index_name(index.generation - 2)).unlink()
+    def _replace_files(self, inputs: Sequence[ChunkFile], folded: ChunkFile) -> None:
+        """Publish an index with one file in place of several; called by the folding thread, under the lock."""
+        first, last = inputs[0].seq[0], inputs[-1].seq[1]
+        before = [file for file in self._index.files if file.seq[1] < first]
+        after = [file for file in self._index.files if file.seq[0] > last]
+        with self._latching(None):
+            files = (*before, folded, *after)
+            self._publish_index(replace(self._index, generation=self._index.generation + 1, files=files))
 
-    def _merge_chunks(self) -> None:
-        while count := files_to_merge(self._files):
-            inputs = self._files[-count:]
-            merged = self._merged(inputs)
-            self._publish_index((*self._files[:-count], merged), self._index.last_step, self._index.num_commits)
-            self._remove_superseded()
-            # Removed only at the next merge, so that a reader that has planned with them usually still finds them.
-            self._superseded = [file.entries[0].file for file in inputs]
-
-    def _merged(self, inputs: tuple[ChunkFile, ...]) -> ChunkFile:
-        reader = ChunkReader()
-        tables: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
-        for entry in (entry for file in inputs for entry in file.entries):
-            tables[entry.table].append(reader.read(self._folder, entry))
-        joined = {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
-        seq = inputs[0].seq[0], inputs[-1].seq[1]
-        data, entries = encode_chunk(joined, seq, inputs[0].tier + 1)
-        publish(self._folder / entries[0].file, data)
-        return ChunkFile(entries)
-
-    def _remove_superseded(self) -> None:
-        for file in self._superseded:
-            with suppress(OSError):
-                (self._folder / file).unlink()
-        self._superseded = []
+    def _fail_folding(self, error: BaseException) -> None:
+        self.folding_failure = error
+        message = f"small files of segment {self.segment} are no longer folded into larger ones: {error}"
+        self._notices = (*self._notices, {"code": "folding_failed", "message": message})

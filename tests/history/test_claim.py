@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import random
 import threading
 import time
 
@@ -21,6 +23,7 @@ from telemetry.errors import (
     WriterFencedError,
 )
 from telemetry.summary import DEFAULT_DESCRIPTOR, HistogramDescriptor, summarize
+from tests.history.conftest import refuse_link
 from tests.history.history_processes import CONTEXT, claim_at_barrier, packet_of
 
 
@@ -33,9 +36,10 @@ def commit(writer, *steps):
         writer.commit(make_step(packet_of(step)))
 
 
-@pytest.mark.timeout(60)
-def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_run(tmp_path):
-    racers, told = 16, CONTEXT.Queue()
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("racers", [6, pytest.param(64, marks=pytest.mark.full)])
+def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_run(tmp_path, racers):
+    told = CONTEXT.Queue()
     barrier = CONTEXT.Barrier(racers)
     processes = [
         CONTEXT.Process(target=claim_at_barrier, args=(tmp_path / "a" / "run", barrier, told), daemon=True)
@@ -43,7 +47,7 @@ def test_of_many_processes_that_race_for_one_directory_exactly_one_begins_the_ru
     ]
     for process in processes:
         process.start()
-    outcomes = [told.get(timeout=50) for _ in processes]
+    outcomes = [told.get(timeout=200) for _ in processes]
     for process in processes:
         process.join(timeout=10)
     assert outcomes.count("run_directory_in_use") == racers - 1
@@ -137,7 +141,32 @@ def test_a_writer_that_still_lives_after_its_successor_began_cannot_add_a_step(t
     assert rows.select(["step", "segment"]).to_pydict() == {"step": [1, 2, 3], "segment": [0, 0, 1]}
 
 
-def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.full)])
+def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_path, file_system, times):
+    chance = random.Random(7)
+    for i in range(times):
+        path = tmp_path / str(i)
+        old, kept, stop = create(path), [], threading.Event()
+
+        def go_on(old=old, kept=kept, stop=stop):
+            with contextlib.suppress(WriterFencedError):
+                for step in itertools.count():
+                    commit(old, step)
+                    kept.append(step)
+            stop.set()
+
+        zombie = threading.Thread(target=go_on, daemon=True)
+        zombie.start()
+        time.sleep(chance.random() * 0.02)  # Where in its commit the zombie is overtaken is what is random here.
+        new = create(path, resume_step=1000)
+        commit(new, 1000)
+        assert stop.wait(50), "the zombie was never fenced"
+        commit(new, 1001)
+        assert open_history(path).steps()["step"].to_pylist() == [*kept, 1000, 1001]
+
+
+def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path, file_system):
     acknowledged = []
 
     def go_on(writer):
@@ -164,6 +193,53 @@ def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_
     committed = list(zip(rows["segment"].to_pylist(), rows["step"].to_pylist(), strict=True))
     assert len(acknowledged) >= 18
     assert sorted(acknowledged) == committed
+
+
+def test_of_threads_that_race_where_there_are_no_links_exactly_one_begins_the_run(tmp_path, file_system):
+    outcomes, barrier = [], threading.Barrier(8)
+
+    def race():
+        barrier.wait(50)
+        try:
+            outcomes.append(create(tmp_path / "run").run_id)
+        except RunDirectoryInUseError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=race, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert outcomes.count("refused") == 7
+    assert open_history(tmp_path / "run").run_id in outcomes
+
+
+def test_the_way_to_publish_is_chosen_when_the_run_begins_and_kept(tmp_path, file_system):
+    commit(create(tmp_path), 1)
+    ways = {"with links": "link", "without links": "claim"}
+    assert open_history(tmp_path).manifest["publish"] == ways[file_system]
+    writer = create(tmp_path, resume_step=2)
+    commit(writer, 2, 3)
+    writer.close()
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 2, 3]
+
+
+def test_a_writer_that_is_overtaken_between_its_claim_and_its_rename_does_not_acknowledge(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", refuse_link)
+    old, rename, made = create(tmp_path), os.rename, []
+
+    def overtaken(source, target):
+        if "index" in str(target):
+            monkeypatch.setattr(os, "rename", rename)
+            made.append(create(tmp_path, resume_step=5))
+        rename(source, target)
+
+    commit(old, 1)
+    monkeypatch.setattr(os, "rename", overtaken)
+    with pytest.raises(WriterFencedError):
+        commit(old, 2)
+    commit(made[0], 5)
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 5]
 
 
 def test_a_successor_fences_a_writer_that_has_not_committed_yet(tmp_path):

@@ -1,18 +1,16 @@
 """A writer that dies anywhere leaves the record as it was after its last commit, and a successor can go on."""
 
-import copy
+import contextlib
 import os
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from aggregator.history import HistoryWriter, open_history
+from aggregator.history import FoldingPolicy, HistoryWriter, open_history, verify
 from aggregator.history import publish as publish_module
-from aggregator.history.layout import segment_folder
 from aggregator.testing.packets import make_step
 from telemetry.summary import DEFAULT_DESCRIPTOR
 from tests.history.history_processes import CONTEXT, commit_and_tell, packet_of
@@ -35,11 +33,12 @@ def start(path, first, last, resume_step):
     return process, receive
 
 
-@pytest.mark.timeout(60)
-def test_a_writer_killed_at_random_loses_nothing_that_it_acknowledged_and_its_successor_goes_on(tmp_path):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=pytest.mark.full)])
+def test_a_writer_killed_at_random_loses_nothing_that_it_acknowledged_and_its_successor_goes_on(tmp_path, num_kills):
     chance = random.Random(11)
     next_step = 0
-    for attempt in range(20):
+    for attempt in range(num_kills):
         process, told = start(tmp_path, next_step, next_step + 10_000, next_step if attempt else None)
         acknowledged = next_step - 1
         for _ in range(chance.randrange(1, 12)):
@@ -58,6 +57,11 @@ def test_a_writer_killed_at_random_loses_nothing_that_it_acknowledged_and_its_su
         assert steps[-1] >= acknowledged
         next_step = steps[-1] + 1
     assert_exact(open_history(tmp_path), list(range(next_step)))
+    assert verify(tmp_path).num_rows == 0
+
+
+NO_FOLDING = FoldingPolicy(fan_in=(10**6, 10**6))
+FOLDED_TWICE = FoldingPolicy(fan_in=(2, 2))
 
 
 class Killed(BaseException):
@@ -67,7 +71,7 @@ class Killed(BaseException):
 class Death:
     """Ends the process at its n-th system call: all later ones have no effect, a write half of its own."""
 
-    CALLS = ("open", "write", "fsync", "link")
+    CALLS = ("open", "write", "fsync", "link", "rename", "mkdir", "rmdir")
 
     def __init__(self, monkeypatch, at_call):
         self.count, self.at_call = 0, at_call
@@ -90,49 +94,51 @@ class Death:
         return function(*args, **kwargs)
 
 
-def calls_of_one_commit(tmp_path, monkeypatch, num_before):
-    writer = writer_with(tmp_path / "counted", num_before)
-    with monkeypatch.context() as patch:
-        death = Death(patch, at_call=10**9)
-        writer.commit(make_step(packet_of(num_before)))
-    return death.count
+def commit_and_fold(writer, step):
+    writer.commit(make_step(packet_of(step)))
+    assert writer.wait_folded(DEADLINE_S)
 
 
-def writer_with(path, num_steps):
-    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR)
+def writer_with(path, num_steps, folding=NO_FOLDING):
+    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, folding=folding)
     for step in range(num_steps):
-        writer.commit(make_step(packet_of(step)))
+        commit_and_fold(writer, step)
     return writer
 
 
-def moved(writer, path):
-    """A writer in the same state on a copy of its directory, so that each death needs no run of its own."""
-    shutil.copytree(writer.path, path)
-    twin = copy.copy(writer)
-    twin.path, twin._folder = path, segment_folder(path, 0)
-    twin._written_sites = dict(writer._written_sites)
-    return twin
+def calls_of_one_commit(path, monkeypatch, num_before, folding):
+    writer = writer_with(path, num_before, folding)
+    with monkeypatch.context() as patch:
+        death = Death(patch, at_call=10**9)
+        commit_and_fold(writer, num_before)
+    return death.count
 
 
-# After 31 commits the next one merges chunks, publishes a second index and removes what it replaces.
-@pytest.mark.parametrize("num_before", [0, 3, 31])
-def test_death_at_any_system_call_of_a_commit_leaves_the_step_whole_or_absent(tmp_path, monkeypatch, num_before):
-    num_calls = calls_of_one_commit(tmp_path, monkeypatch, num_before)
-    assert num_calls >= 14
-    outcomes, template = set(), writer_with(tmp_path / "template", num_before)
+# With FOLDED_TWICE the second commit folds to level 1, and the fourth to level 1 and then to level 2.
+@pytest.mark.parametrize(
+    ("num_before", "folding", "least_calls"), [(0, NO_FOLDING, 16), (3, NO_FOLDING, 16), (3, FOLDED_TWICE, 60)]
+)
+def test_death_at_any_system_call_of_a_commit_leaves_the_step_whole_or_absent(
+    tmp_path, monkeypatch, file_system, num_before, folding, least_calls
+):
+    num_calls = calls_of_one_commit(tmp_path / "counted", monkeypatch, num_before, folding)
+    assert num_calls >= least_calls
+    outcomes = set()
     for at_call in range(1, num_calls + 1):
         run = tmp_path / str(at_call)
-        writer = moved(template, run)
+        writer = writer_with(run, num_before, folding)
         with monkeypatch.context() as patch:
             Death(patch, at_call)
-            with pytest.raises(Killed):
-                writer.commit(make_step(packet_of(num_before)))
+            with contextlib.suppress(Killed):
+                commit_and_fold(writer, num_before)
+            writer.abandon()
         steps = open_history(run).steps()["step"].to_pylist()
         assert steps in (list(range(num_before)), list(range(num_before + 1)))
         outcomes.add(len(steps))
         successor = HistoryWriter.create(run, {}, DEFAULT_DESCRIPTOR, num_before)
-        successor.commit(make_step(packet_of(num_before)))
+        commit_and_fold(successor, num_before)
         assert_exact(open_history(run), list(range(num_before + 1)))
+        assert verify(run).num_rows == 0
     assert outcomes == {num_before, num_before + 1}
 
 
@@ -149,6 +155,6 @@ def test_bytes_are_synced_before_they_get_their_name_and_the_name_before_it_is_b
     writer.commit(make_step(packet_of(3)))
 
     def published(name):
-        return [("open", ""), ("fsync", ""), ("link", name), ("open", ""), ("fsync", "")]
+        return [("open", ""), ("open", ""), ("fsync", ""), ("link", name), ("open", ""), ("fsync", "")]
 
     assert calls == [*published("00000003.arrow"), *published("index-00000003.arrow")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from aggregator.history import HistoryWriter, open_history
+from aggregator.history import FoldingPolicy, HistoryWriter, open_history
 from aggregator.history import writer as writer_module
 from aggregator.merge import merge_packets
 from aggregator.testing.packets import make_packet, make_site, make_step, make_steps
@@ -211,14 +211,21 @@ def test_a_step_that_does_not_increase_is_refused_and_changes_nothing(tmp_path):
     assert open_history(tmp_path).steps()["step"].to_pylist() == [5, 6]
 
 
+def newest_index_bytes(segment):
+    return max(segment.glob("index-*"), key=lambda file: file.name).stat().st_size
+
+
 def test_the_index_stays_short_in_a_long_run(tmp_path):
-    writer = HistoryWriter.create(tmp_path, {}, DEFAULT_DESCRIPTOR)
+    writer = HistoryWriter.create(tmp_path, {}, DEFAULT_DESCRIPTOR, folding=FoldingPolicy((8, 8)))
     sizes = []
     for step in make_steps(make_packet(step, {}) for step in range(300)):
         writer.commit(step)
-        sizes.append(max(file.stat().st_size for file in (tmp_path / "seg-00000").glob("index-*")))
-    assert max(sizes[200:]) < 1.3 * max(sizes[:100])
-    assert len(list((tmp_path / "seg-00000" / "c").iterdir())) < 100
+        if step.step % 50 == 49:
+            assert writer.wait_folded(50)
+            sizes.append(newest_index_bytes(tmp_path / "seg-00000"))
+    writer.close()
+    assert max(sizes) < 1.5 * sizes[0]
+    assert len(list((tmp_path / "seg-00000" / "c").iterdir())) < 40
     assert open_history(tmp_path).steps()["step"].to_pylist() == list(range(300))
 
 

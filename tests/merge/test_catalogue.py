@@ -104,3 +104,14 @@ def test_ranks_that_abstained_or_did_not_come_are_missing_from_the_step():
     step = MergedStep.resolve(merge_packets(packets), Catalogue(), {2: "lost"})
     assert step.missing == {1: "over budget", 2: "lost"}
     assert step.is_partial
+
+
+def test_a_site_that_its_own_ranks_define_anew_has_drifted_and_is_no_conflict():
+    catalogue = Catalogue()
+    before, after = make_site("w"), replace(make_site("w"), dtype="bfloat16")
+    catalogue.add([before], ranks=(0, 1))
+    new, conflicts = catalogue.add([after], ranks=(0, 1))
+    assert (new, conflicts) == ((after,), ())
+    assert catalogue[after.site_id] == after
+    _, conflicts = catalogue.add([before], ranks=(1,))
+    assert [finding["code"] for finding in conflicts] == ["catalogue_conflict"]

@@ -1,0 +1,96 @@
+"""Stored rows as people ask for them: names and words for numbers, derived statistics, null where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from aggregator.estimates import NOT_ESTIMATED
+from aggregator.history.schema import OBSERVATIONS, PRESENCE_LABELS, REPLICA_LABELS
+from aggregator.history.series import SeriesCatalogue
+from aggregator.history.values import float_values, needed_columns, packed_rows
+from telemetry.presence import Presence
+from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS
+
+__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "GRADIENT_KINDS", "present", "represented", "stored_columns"]
+
+DEFAULT_COLUMNS: Final = ("step", "segment", "site", "kind", "series", "estimated", *OBSERVATIONS.names[2:])
+COLUMNS: Final = (*DEFAULT_COLUMNS, "superseded", "grad_scale", *DERIVED_FIELDS)
+GRADIENT_KINDS: Final = ("gradient", "activation_grad")
+
+_FLOATS: Final = frozenset((*FLOAT_FIELDS, *DERIVED_FIELDS))
+_OF_SITE: Final = frozenset({"site", "kind", "series", "estimated"})
+_PRESENCE: Final = pa.array(PRESENCE_LABELS, pa.string())
+_REPLICAS: Final = pa.array(REPLICA_LABELS, pa.string())
+
+Scales = Mapping[tuple[int, int], float | None]
+
+
+def stored_columns(columns: Sequence[str]) -> list[str]:
+    """Return the stored columns that are needed to present ``columns``."""
+    needed = {"step", "site", "presence", *(name for name in columns if name in OBSERVATIONS.names)}
+    for name in _FLOATS.intersection(columns):
+        needed.update(needed_columns(name))
+    return [name for name in OBSERVATIONS.names if name in needed]
+
+
+def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], scales: Scales | None) -> pa.Table:
+    """Return ``columns`` of stored rows, in their order.
+
+    Args:
+        stored: at least :func:`stored_columns`, with ``segment`` and ``superseded``.
+        catalogue: has every site of the rows.
+        columns: names of ``COLUMNS``.
+        scales: (segment, step) → loss scale, needed for ``grad_scale``.
+    """
+    places = catalogue.places(stored["site"].to_numpy(), stored["segment"].to_numpy(), stored["step"].to_numpy())
+    observed = stored["presence"].to_numpy() == Presence.OBSERVED
+    packed = packed_rows(stored) if _FLOATS.intersection(columns) else None
+    numel = represented(catalogue, places)
+
+    def column(name: str) -> Any:
+        if name in _OF_SITE:
+            return _of_site(catalogue.table[name].combine_chunks(), places)
+        if name == "presence":
+            return _labelled(stored[name], _PRESENCE)
+        if name == "replicas":
+            return _labelled(stored[name], _REPLICAS)
+        if name == "grad_scale":
+            return _grad_scales(stored, catalogue, places, scales or {})
+        if name in _FLOATS:
+            assert packed is not None
+            return float_values(name, *packed, observed, numel)
+        return stored[name]
+
+    return pa.table({name: column(name) for name in columns})
+
+
+def represented(catalogue: SeriesCatalogue, places: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the elements that a sampled row stands for, see :func:`aggregator.estimates.scale_estimates`."""
+    estimated = catalogue.table["estimated"].to_numpy()
+    numel = np.where(estimated, catalogue.table["numel"].cast(pa.float64()).to_numpy(), NOT_ESTIMATED)
+    return numel[places].astype(np.float64)
+
+
+def _of_site(values: pa.Array, places: NDArray[np.intp]) -> pa.Array:
+    if pa.types.is_string(values.type):
+        return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), values)
+    return values.take(pa.array(places))
+
+
+def _labelled(codes: pa.ChunkedArray, labels: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.cast(pa.int32()).combine_chunks(), labels)
+
+
+def _grad_scales(stored: pa.Table, catalogue: SeriesCatalogue, places: NDArray[np.intp], scales: Scales) -> pa.Array:
+    kinds = catalogue.table["kind"].to_pylist()
+    keys = zip(stored["segment"].to_pylist(), stored["step"].to_pylist(), strict=True)
+    stamps = [
+        scales.get(key) if kinds[place] in GRADIENT_KINDS else None
+        for place, key in zip(places.tolist(), keys, strict=True)
+    ]
+    return pa.array(stamps, pa.float64())
