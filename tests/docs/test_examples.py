@@ -37,7 +37,11 @@ INITIALISED = 'dist.init_process_group("gloo")\n'
 
 @pytest.mark.parametrize(
     ("page", "given"),
-    [("README.md", GIVEN + INITIALISED), ("docs/how-to/attach-to-a-torchrun-job.md", GIVEN)],
+    [
+        ("README.md", GIVEN + INITIALISED),
+        ("docs/how-to/attach-to-a-torchrun-job.md", GIVEN),
+        ("docs/how-to/observe-a-call-site.md", GIVEN + INITIALISED),
+    ],
 )
 def test_the_python_of_the_page_runs(page, given, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
