@@ -41,6 +41,7 @@ INITIALISED = 'dist.init_process_group("gloo")\n'
         ("README.md", GIVEN + INITIALISED),
         ("docs/how-to/attach-to-a-torchrun-job.md", GIVEN),
         ("docs/how-to/write-your-own-check.md", GIVEN + INITIALISED),
+        ("docs/how-to/observe-a-call-site.md", GIVEN + INITIALISED),
     ],
 )
 def test_the_python_of_the_page_runs(page, given, tmp_path):
