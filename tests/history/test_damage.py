@@ -78,7 +78,7 @@ def test_the_run_under_test_has_files_of_every_level(run):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_flips", [60, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_flips", [34, pytest.param(400, marks=pytest.mark.full)])
 def test_a_flipped_bit_in_any_file_is_refused_by_name_and_found_by_verify(run, intact, num_flips):
     chance, files = random.Random(5), files_of(run)
     for i in range(num_flips):
@@ -94,7 +94,7 @@ def test_a_flipped_bit_in_any_file_is_refused_by_name_and_found_by_verify(run, i
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_cuts", [30, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_cuts", [17, pytest.param(100, marks=pytest.mark.full)])
 def test_a_truncated_file_is_refused_by_name_and_found_by_verify(run, intact, num_cuts):
     chance, files = random.Random(6), files_of(run)
     for i in range(num_cuts):
