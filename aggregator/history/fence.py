@@ -49,10 +49,11 @@ def seal(folder: Path, way: str) -> None:
         HistoryDamagedError: the newest index is damaged.
         OSError: the file system refused.
     """
+    # Looked at again after each try: a writer that is faster than we are may have published, and removed again, the
+    # generation that we have just taken; then the newest one is still its own.
     while not (newest_index(folder) or _NOTHING).sealed:
         with suppress(FileExistsError):
             _publish_seal(folder, way)
-            return
 
 
 def _publish_seal(folder: Path, way: str) -> None:

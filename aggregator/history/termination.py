@@ -1,7 +1,9 @@
 """What is pending becomes durable when the process ends in order: at SIGTERM and at interpreter exit.
 
-The handler of SIGTERM is set once a process, by the first writer that is made on the main thread, and calls the one
-that was there before. A signal that arrives while this very thread is inside of a writer is held until it is out.
+The handler of SIGTERM is set by the first step that waits for others, if that is on the main thread, and calls the one
+that was there before. Where every step is committed by itself nothing is ever pending, and no handler is set: one in
+Python keeps a signal from ending a process whose main thread hangs. A signal that arrives while this very thread is
+inside of a writer is held until it is out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, Protocol
 
-__all__ = ["Settling", "settle_at_termination"]
+__all__ = ["Settling", "settle_at_exit", "settle_at_sigterm"]
 
 _SIGNAL_DEADLINE_S: Final = 10.0
 
@@ -38,17 +40,18 @@ _pid = 0
 _earlier: Any = None
 
 
-def settle_at_termination(writer: Settling) -> None:
-    """Settle ``writer`` at the end of this process, for as long as it is referenced."""
+def settle_at_exit(writer: Settling) -> None:
+    """Settle ``writer`` when the interpreter exits, for as long as it is referenced."""
     global _pid
-    _writers.add(writer)
-    if _pid != os.getpid():  # A forked child must not end what its parent writes.
+    if _pid != os.getpid():
+        _writers.clear()  # A forked child must not end what its parent writes.
         _pid = os.getpid()
         atexit.register(_settle_all, _pid)
-    _handle_sigterm()
+    _writers.add(writer)
 
 
-def _handle_sigterm() -> None:
+def settle_at_sigterm() -> None:
+    """Settle all writers at SIGTERM, too; does nothing on another thread than the main one."""
     global _earlier
     if threading.current_thread() is threading.main_thread():
         current = signal.getsignal(signal.SIGTERM)

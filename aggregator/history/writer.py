@@ -26,7 +26,7 @@ from aggregator.history.group import GroupCommit, PendingSteps
 from aggregator.history.index import ChunkFile, Index
 from aggregator.history.layout import segment_folder
 from aggregator.history.publish import publish, uncontested
-from aggregator.history.termination import settle_at_termination
+from aggregator.history.termination import settle_at_exit, settle_at_sigterm
 from telemetry.errors import HistoryWriteError, RankfoldError, StepOrderError, WriterFencedError
 from telemetry.sites import SiteSpec
 from telemetry.summary.histogram import HistogramDescriptor
@@ -82,7 +82,7 @@ class HistoryWriter:
             self._replace_files,
             self._fail_folding,
         )
-        settle_at_termination(self)
+        settle_at_exit(self)
 
     @staticmethod
     def create(
@@ -162,6 +162,7 @@ class HistoryWriter:
                 self._timer = threading.Timer(self._group.max_wait_s, self._flush_late)
                 self._timer.daemon = True
                 self._timer.start()
+                settle_at_sigterm()
             return acknowledgement
 
     def flush(self) -> None:

@@ -55,10 +55,10 @@ def claim_at_barrier(path: Path, barrier, told) -> None:
     told.put(outcome)
 
 
-def append_and_tell(path: Path, told, stop) -> None:
+def append_and_tell(path: Path, fan_in: tuple[int, int], told, stop) -> None:
     """Append a step each 10 ms until told to stop, and send each one with the time at which it was appended."""
     torch.set_num_threads(1)
-    group, folding = GroupCommit(max_steps=4, max_wait_s=0.05), FoldingPolicy((3, 2), grace_s=0.02)
+    group, folding = GroupCommit(max_steps=4, max_wait_s=0.05), FoldingPolicy(fan_in, grace_s=0.02)
     writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, group=group, folding=folding)
     catalogue = Catalogue()
     for step in itertools.count():

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from aggregator.history import HistoryWriter, open_history
+from aggregator.history import HistoryWriter, fence, open_history
 from aggregator.testing.packets import make_packet, make_site, make_step
 from telemetry.errors import (
     ConfigurationError,
@@ -222,6 +222,25 @@ def test_the_way_to_publish_is_chosen_when_the_run_begins_and_kept(tmp_path, fil
     commit(writer, 2, 3)
     writer.close()
     assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 2, 3]
+
+
+def test_a_writer_that_outruns_the_seal_of_its_successor_is_sealed_where_it_then_is(tmp_path, monkeypatch, file_system):
+    old, read, calls = create(tmp_path), fence.newest_index, []
+    commit(old, 1)
+
+    def outrun(folder):
+        index = read(folder)
+        calls.append(index)
+        if len(calls) == 2:  # The successor has read where it wants to seal, and not sealed yet.
+            commit(old, 2, 3, 4, 5)
+        return index
+
+    monkeypatch.setattr(fence, "newest_index", outrun)
+    new = create(tmp_path, resume_step=6)
+    with pytest.raises(WriterFencedError):
+        commit(old, 6)
+    commit(new, 6)
+    assert open_history(tmp_path).steps()["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_writer_that_is_overtaken_between_its_claim_and_its_rename_does_not_acknowledge(tmp_path, monkeypatch):

@@ -162,6 +162,15 @@ def test_a_signal_inside_of_a_commit_is_held_until_the_commit_is_whole(tmp_path,
     assert seen == [[1]]
 
 
+def test_a_process_that_commits_each_step_keeps_its_handler_of_sigterm(tmp_path):
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        create(tmp_path).commit(make_step(packet_of(1)))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_delay_of_the_timer_is_what_is_measured(tmp_path):
     writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=0.05))
     begun = time.monotonic()

@@ -59,11 +59,11 @@ def look(history, kind):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_reads", [150, pytest.param(2000, marks=pytest.mark.full)])
-def test_no_read_fails_while_steps_are_written_and_folded_and_each_is_visible_soon(tmp_path, num_reads):
+@pytest.mark.parametrize(("num_reads", "fan_in"), [(150, (3, 2)), pytest.param(2000, (8, 8), marks=pytest.mark.full)])
+def test_no_read_fails_while_steps_are_written_and_folded_and_each_is_visible_soon(tmp_path, num_reads, fan_in):
     receive, send = CONTEXT.Pipe(duplex=False)
     stop = CONTEXT.Event()
-    process = CONTEXT.Process(target=append_and_tell, args=(tmp_path, send, stop), daemon=True)
+    process = CONTEXT.Process(target=append_and_tell, args=(tmp_path, fan_in, send, stop), daemon=True)
     process.start()
     send.close()
     appended, delays, shown = {}, [], -1
