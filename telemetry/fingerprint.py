@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from telemetry.summary.backend import kernel_fingerprint
+
 __all__ = ["combine_", "fingerprint"]
 
 _BLOCK: Final = 1 << 16
@@ -29,6 +31,8 @@ def fingerprint(tensor: Tensor) -> Tensor:
     Returns:
         int64 scalar tensor on the tensor's device; nothing is read back.
     """
+    if (hashed := kernel_fingerprint(tensor)) is not None:
+        return torch.tensor(hashed, dtype=torch.int64)
     flat = tensor.detach().resolve_neg().reshape(-1)
     bits = flat.view(_INT_OF_SIZE[flat.element_size()])
     result = torch.zeros((), dtype=torch.int64, device=tensor.device)

@@ -27,7 +27,14 @@ try:
 except ImportError:
     _BUILDS: Final = ()  # type: ignore[misc]
 
-__all__ = ["available_backends", "backend_name", "reduce_into", "reduce_many_into", "using_backend"]
+__all__ = [
+    "available_backends",
+    "backend_name",
+    "kernel_fingerprint",
+    "reduce_into",
+    "reduce_many_into",
+    "using_backend",
+]
 
 # Index into the kernel's builds, the best one first; None is ATen.
 _build: ContextVar[int | None] = ContextVar("rankfold_summary_build", default=0 if _BUILDS else None)
@@ -146,6 +153,19 @@ def reduce_into(
         0 if quantization is None else quantization.data_ptr(),
         *(_NO_TARGET if target is None else (target.mantissa_bits, target.min_exponent, target.max_finite)),
     )
+
+
+def kernel_fingerprint(tensor: Tensor) -> int | None:
+    """Return the hash that ``telemetry.fingerprint`` defines, or None where the kernel does not serve the tensor.
+
+    Unlike a summary it depends on the order of elements, so only a contiguous tensor is read as it lies.
+    """
+    if _build.get() is None or not _has_plain_memory(tensor) or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    address, item_size = tensor.data_ptr(), tensor.element_size()
+    if address % item_size or item_size > 8:
+        return None
+    return _kernel.fingerprint(item_size, address, tensor.numel())
 
 
 def _grid(descriptor: HistogramDescriptor) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ import telemetry
 from aggregator.checks import check_step, drift
 from telemetry.fingerprint import combine_, fingerprint
 from telemetry.replicas import ReplicaTable
+from telemetry.summary import available_backends, using_backend
 from tests.aggregators import GatheringAggregator
 from tests.ranks import run_ranks
 
@@ -44,6 +45,21 @@ def test_exchanging_two_different_elements_changes_the_fingerprint(values, data)
     swapped[i], swapped[j] = tensor[j], tensor[i]
     same_bits = torch.equal(tensor.view(torch.int32), swapped.view(torch.int32))
     assert (int(fingerprint(tensor)) == int(fingerprint(swapped))) == same_bits
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e5m2, torch.int8, torch.bool]
+)
+@pytest.mark.parametrize("num_elements", [0, 1, 7, 70_001])
+def test_every_backend_takes_the_same_fingerprint(dtype, num_elements):
+    torch.manual_seed(1)
+    tensor = torch.randint(0, 256, (num_elements * dtype.itemsize,), dtype=torch.uint8)
+    tensor = tensor % 2 if dtype is torch.bool else tensor
+    found = set()
+    for name in available_backends():
+        with using_backend(name):
+            found.add(int(fingerprint(tensor.view(dtype))))
+    assert len(found) == 1
 
 
 def test_a_view_has_the_fingerprint_of_its_elements_in_order():

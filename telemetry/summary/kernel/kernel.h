@@ -116,4 +116,7 @@ void histogram_count(histogram *h, const int32_t *bins, size_t n);
 void histogram_exact(histogram *h, int64_t zero, int64_t nan, int64_t pos_inf, int64_t neg_inf);
 void histogram_end(histogram *h);
 
+/* fingerprint.c: item_size is 1, 2, 4 or 8, and the data is aligned to it. */
+int64_t fingerprint(const void *data, size_t numel, int item_size);
+
 #endif

@@ -161,9 +161,29 @@ static PyObject *py_reduce_many(PyObject *Py_UNUSED(module), PyObject *const *ar
     Py_RETURN_NONE;
 }
 
+/* fingerprint(item_size, data, numel) -> int */
+static PyObject *py_fingerprint(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args) {
+    int item_size;
+    void *data;
+    long long numel;
+    int64_t hash;
+    if (check_args(num_args, 3) || read_code(args[0], 9, "item size", &item_size) || read_address(args[1], &data) ||
+        read_long(args[2], &numel))
+        return NULL;
+    if (numel < RELEASE_LOCK_ELEMENTS) {
+        hash = fingerprint(data, (size_t)numel, item_size);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        hash = fingerprint(data, (size_t)numel, item_size);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLongLong(hash);
+}
+
 static PyMethodDef methods[] = {
     {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL, "Reduce one tensor."},
     {"reduce_many", (PyCFunction)(void (*)(void))py_reduce_many, METH_FASTCALL, "Reduce a list of tensors."},
+    {"fingerprint", (PyCFunction)(void (*)(void))py_fingerprint, METH_FASTCALL, "Hash the bits of one tensor."},
     {NULL, NULL, 0, NULL},
 };
 
