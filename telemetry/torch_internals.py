@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "add_hook",
     "compile_obstacle",
     "compiled_regions",
+    "ddp_obstacle",
     "define_effect",
     "has_compiled",
     "is_fake",
@@ -124,6 +126,22 @@ def compile_obstacle() -> str:
     if not hasattr(config, "skip_nnmodule_hook_guards") or not callable(_register_effectful_op):
         return f"torch {torch.__version__} cannot guard compiled graphs on hooks"
     return "" if hasattr(_EffectType, "ORDERED") else f"torch {torch.__version__} knows no ordered effects"
+
+
+def ddp_obstacle(models: Sequence[nn.Module]) -> str:
+    """Return why compiled code under DistributedDataParallel cannot show us tensors, or "" if it can.
+
+    Torch cuts graphs that run in a DDP forward at the borders of its buckets, and fails on operators without a result.
+    """
+    import torch._dynamo.config as config
+
+    is_ddp = any(isinstance(module, DistributedDataParallel) for model in models for module in model.modules())
+    if not is_ddp or config.optimize_ddp not in (True, "ddp_optimizer"):
+        return ""
+    return (
+        "torch splits compiled graphs at the buckets of DistributedDataParallel, and cannot split ours; "
+        "set torch._dynamo.config.optimize_ddp = False before watch(…)"
+    )
 
 
 def define_effect(schema: str, implementation: Callable[..., None]) -> None:

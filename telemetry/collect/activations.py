@@ -22,6 +22,7 @@ from telemetry.torch_internals import (
     HookGuards,
     add_hook,
     compiled_regions,
+    ddp_obstacle,
     has_compiled,
     is_recomputing,
     new_hook_key,
@@ -89,7 +90,7 @@ class ActivationObserver:
     def attach(self) -> None:
         """Make the hooks, and let compiled code look out for them; nothing of the model is touched yet."""
         self._is_attached = True
-        self.compile_obstacle = make_ready()
+        self.compile_obstacle = make_ready() or ddp_obstacle(self._chunks)
         if not self.compile_obstacle:
             HookGuards.acquire()
         self._hooks.append((self._forwards.module, self._hook(self._forwards, "began"), True))

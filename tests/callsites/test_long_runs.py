@@ -39,7 +39,8 @@ def resident_bytes() -> int:
 
 def num_tensors() -> int:
     gc.collect()
-    return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+    # By type, because asking a proxy what it is an instance of touches whatever it stands for.
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
@@ -58,7 +59,7 @@ def test_three_hundred_due_steps_leave_neither_memory_nor_tensors_behind():
             if step % 50 == 0:
                 tensors.append(num_tensors())
                 resident.append(resident_bytes())
-    assert len(set(tensors[1:])) == 1
+    assert max(tensors[2:]) <= tensors[1]
     assert resident[-1] - resident[1] < 8 << 20
 
 
@@ -71,9 +72,10 @@ def test_a_hundred_evaluations_without_gradients_in_train_mode_keep_flat_memory_
             with session.step(step), torch.no_grad():
                 model(torch.randn(4, 32))
             modes.append(kept.packets[-1].facts.mode)
-            tensors.append(num_tensors() if step % 25 == 0 else None)
+            if step % 25 == 0:
+                tensors.append(num_tensors())
     assert modes == ["train"] * 50 + ["eval"] * 50
-    assert len(set(tensors) - {None}) == 1
+    assert max(tensors) <= tensors[0]
     assert not any(kind == "activation_grad" for kind, _ in kept.sites())
 
 

@@ -69,6 +69,7 @@ def local(tensor: Any) -> Tensor:
 
 def train(rank: int, way: str, kept: GatheringAggregator | None):
     torch._dynamo.reset()
+    torch._dynamo.config.optimize_ddp = False
     model, call = build(way)
     torch.manual_seed(10 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
