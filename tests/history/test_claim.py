@@ -163,7 +163,10 @@ def test_a_writer_that_goes_on_beside_its_successor_is_fenced_every_time(tmp_pat
         commit(new, 1000)
         assert stop.wait(50), "the zombie was never fenced"
         commit(new, 1001)
-        assert open_history(path).steps()["step"].to_pylist() == [*kept, 1000, 1001]
+        *old_steps, first, second = open_history(path).steps()["step"].to_pylist()
+        assert (first, second) == (1000, 1001)
+        # A step that was on its way may be in the record without having been acknowledged, never the reverse.
+        assert old_steps in (kept, [*kept, len(kept)])
 
 
 def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_acknowledged(tmp_path, file_system):
