@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "ddp_obstacle",
     "define_effect",
     "has_compiled",
+    "is_compiled",
     "is_fake",
     "is_recomputing",
     "left_out",
@@ -128,6 +130,25 @@ def compile_obstacle() -> str:
     return "" if hasattr(_EffectType, "ORDERED") else f"torch {torch.__version__} knows no ordered effects"
 
 
+def _is_under_ddp(model: nn.Module) -> bool:
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        return True
+    # A loop may call the wrapper and give us what is inside. Only the wrapper knows of the two, so ask who holds us:
+    # its dictionary of modules, which its dictionary of attributes may hold in turn.
+    for modules in _dictionaries_that_hold(model):
+        if modules.get("module") is model:
+            owners = [modules, *_dictionaries_that_hold(modules)]
+            # By type, because among all objects there are some that warn when they are asked for their class.
+            kinds = {type(holder) for owner in owners for holder in gc.get_referrers(owner)}
+            if any(issubclass(kind, DistributedDataParallel) for kind in kinds):
+                return True
+    return False
+
+
+def _dictionaries_that_hold(thing: object) -> list[dict[Any, Any]]:
+    return [holder for holder in gc.get_referrers(thing) if type(holder) is dict]
+
+
 def ddp_obstacle(models: Sequence[nn.Module]) -> str:
     """Return why compiled code under DistributedDataParallel cannot show us tensors, or "" if it can.
 
@@ -135,7 +156,7 @@ def ddp_obstacle(models: Sequence[nn.Module]) -> str:
     """
     import torch._dynamo.config as config
 
-    is_ddp = any(isinstance(module, DistributedDataParallel) for model in models for module in model.modules())
+    is_ddp = any(_is_under_ddp(model) for model in models)
     if not is_ddp or config.optimize_ddp not in (True, "ddp_optimizer"):
         return ""
     return (
@@ -184,6 +205,11 @@ def has_compiled() -> bool:
     """Tell whether anything was compiled in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and utils.counters["stats"]["unique_graphs"] > 0
+
+
+def is_compiled(models: Sequence[nn.Module]) -> bool:
+    """Tell whether a part of the models, or anything else in this process, was compiled."""
+    return has_compiled() or any(compiled_regions(model) for model in models)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from telemetry.layout import ParallelLayout
 from telemetry.sites import KIND_OF_SIGNAL, SIGNALS
 from telemetry.summary.backend import backend_name
 from telemetry.summary.histogram import HistogramDescriptor
+from telemetry.torch_internals import is_compiled
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,7 +96,7 @@ class Preparation:
             backend=self.backend,
             selection=str(self.selection),
             settings=request.settings.changed,
-            compile_obstacle=self.activations.compile_obstacle,
+            compile_obstacle=self.activations.compile_obstacle if is_compiled(request.chunks) else "",
         )
 
     def _planned(self, signal: str, every: int) -> PlannedSignal:

@@ -72,14 +72,17 @@ def test_this_torch_can_show_tensors_inside_of_compiled_code():
     assert internals.compile_obstacle() == ""
 
 
-def test_compiled_code_under_ddp_is_refused_while_torch_would_split_its_graphs(monkeypatch):
+def test_compiled_code_under_ddp_is_refused_while_torch_would_split_its_graphs():
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
+    ddp.module = nn.Linear(1, 1)
     model = nn.ModuleList([ddp])
     assert "optimize_ddp = False" in internals.ddp_obstacle([model])
+    # The loop may call the wrapper while the session was given what is inside of it.
+    assert "optimize_ddp = False" in internals.ddp_obstacle([ddp.module])
     assert internals.ddp_obstacle([nn.Linear(1, 1)]) == ""
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", False)
-    assert internals.ddp_obstacle([model]) == ""
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        assert internals.ddp_obstacle([model]) == ""
 
 
 def test_a_compiled_region_is_found_with_its_root_and_what_is_inside():
