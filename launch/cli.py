@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -59,6 +60,28 @@ def _demo(
         typer.echo(f"stopped by a signal; what was committed until then is in {out}", err=True)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
+
+
+@app.command("doctor")
+def _doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Say what this installation has: versions, and which code reduces tensors."""
+    from launch.doctor import inspect_installation
+
+    found = inspect_installation()
+    if as_json:
+        typer.echo(json.dumps(found.to_wire()))
+        return
+    typer.echo(f"python       {found.python}")
+    for name, installed in found.packages.items():
+        typer.echo(f"{name:<12} {installed or 'not installed'}")
+    typer.echo(f"imported from {found.location}")
+    typer.echo(f"tensors on the CPU are reduced by {found.backend} (available: {', '.join(found.backends)})")
+    for device in found.devices:
+        typer.echo(f"tensors on {device} are reduced by aten")
+    for sentence in found.advice:
+        typer.echo(f"→ {sentence}")
 
 
 def _print_error(text: str) -> None:
