@@ -20,10 +20,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RankDied", "RanksError", "run_ranks"]
+__all__ = ["FORKSERVER", "RankDied", "RanksError", "run_ranks"]
 
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(
+# A process has one fork server, and the last list of modules that it is given wins: tests that fork share this one.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(
     [
         # What torch would otherwise import at the first optimizer, in every rank.
         "torch._dynamo",
@@ -33,6 +34,8 @@ _FORKSERVER.set_forkserver_preload(
         "hypothesis",
         "telemetry",
         "aggregator.collective",
+        "aggregator.history",
+        "aggregator.testing.packets",
     ]
 )
 
@@ -119,8 +122,8 @@ class _Rank:
         self.failure = ""
         self.error: BaseException | None = None
         self._stacks = folder / f"stacks-{rank}"
-        self.pipe, theirs = _FORKSERVER.Pipe(duplex=False)
-        self._process = _FORKSERVER.Process(
+        self.pipe, theirs = FORKSERVER.Pipe(duplex=False)
+        self._process = FORKSERVER.Process(
             target=_run_rank, args=(theirs, rank, world_size, body, args, str(folder), deadline_s), daemon=True
         )
         self._process.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import time
 from functools import cache
@@ -16,10 +15,9 @@ from aggregator.history import FoldingPolicy, GroupCommit, HistoryWriter
 from aggregator.testing.packets import make_packet, make_site, make_step
 from telemetry.errors import RankfoldError
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
+from tests.ranks import FORKSERVER
 
-CONTEXT = multiprocessing.get_context("forkserver")
-# The server imports torch once; what it forks then starts in milliseconds.
-CONTEXT.set_forkserver_preload(["aggregator.history", "aggregator.testing.packets"])
+CONTEXT = FORKSERVER
 
 SITES = tuple(make_site(f"layers.{i}") for i in range(3))
 
