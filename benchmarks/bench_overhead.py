@@ -1,9 +1,9 @@
 """What observing costs a training step: interleaved ratios of observed to unobserved step time.
 
-Every variant trains its own copy of one model on the same batches. A round is one step of each variant, in an order
-that rotates, so that whatever else the machine does falls on all alike. A block of rounds gives one ratio, the sum of
-the variant's steps over the sum of the unobserved ones, so that logged steps weigh as they do in a run; the table shows
-the median over blocks and their range.
+Every variant trains its own copy of one model on the same batches. A block is a turn of every variant, in an order
+drawn anew; a turn is many steps of one variant in a row, so that what its merge and its history still do in the
+background falls on its own next steps, as it does in a run. Each block gives one ratio, the sum of a variant's steps
+over the sum of the unobserved ones; the table shows the median over blocks and their range.
 
     python benchmarks/bench_overhead.py [--blocks 5] [--rounds 50]
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import random
 import statistics
 import sys
 import tempfile
@@ -80,16 +81,20 @@ def make_variants(original: nn.Module, root: Path, stack: ExitStack) -> list[Var
 
 
 def measure(variants: list[Variant], config: GPTConfig, args: argparse.Namespace) -> None:
-    """Run all rounds; the first, which also logs in every variant, is thrown away."""
-    for step in range(1, 2 + args.blocks * args.rounds):
-        batch = torch.randint(256, (args.batch, config.context + 1))
-        turn = step % len(variants)
-        for variant in variants[turn:] + variants[:turn]:
-            variant.train_step(step, batch)
-        if step % args.rounds == 0:
-            print(f"  {step} of {args.blocks * args.rounds} rounds", file=sys.stderr, flush=True)
+    """Run all blocks; before them comes one step of each variant, the first, which is always logged."""
+    batches = torch.randint(256, (args.rounds, args.batch, config.context + 1))
     for variant in variants:
-        del variant.seconds[0]
+        variant.train_step(1, batches[0])
+        variant.seconds.clear()
+    order = random.Random(0)
+    for block in range(args.blocks):
+        for variant in order.sample(variants, len(variants)):
+            # One step that is not timed takes the caches over from the variant before.
+            variant.train_step(2 + block * (args.rounds + 1), batches[0])
+            variant.seconds.pop()
+            for index in range(args.rounds):
+                variant.train_step(3 + block * (args.rounds + 1) + index, batches[index])
+        print(f"  block {block + 1} of {args.blocks}", file=sys.stderr, flush=True)
 
 
 def ratios(variant: Variant, baseline: Variant, rounds: int) -> list[float]:
