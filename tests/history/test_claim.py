@@ -195,7 +195,13 @@ def test_a_writer_that_is_overtaken_in_the_middle_of_its_work_keeps_all_that_it_
     rows = open_history(tmp_path).steps(include_superseded=True)
     committed = list(zip(rows["segment"].to_pylist(), rows["step"].to_pylist(), strict=True))
     assert len(acknowledged) >= 18
-    assert sorted(acknowledged) == committed
+    assert len(set(committed)) == len(committed)
+    unacknowledged = set(committed) - set(acknowledged)
+    assert set(acknowledged) <= set(committed)
+    # A step that was on its way when its writer was overtaken may be in the record although nobody was told so: the
+    # last one of that writer, and no other.
+    last = {segment: max(step for other, step in committed if other == segment) for segment, _ in committed}
+    assert all(step == last[segment] for segment, step in unacknowledged)
 
 
 def test_of_threads_that_race_where_there_are_no_links_exactly_one_begins_the_run(tmp_path, file_system):
