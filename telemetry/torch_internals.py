@@ -156,8 +156,9 @@ def ddp_obstacle(models: Sequence[nn.Module]) -> str:
     """
     import torch._dynamo.config as config
 
-    is_ddp = any(_is_under_ddp(model) for model in models)
-    if not is_ddp or config.optimize_ddp not in (True, "ddp_optimizer"):
+    # The setting first: to look for wrappers takes a walk over all objects of the process.
+    splits_graphs = config.optimize_ddp in (True, "ddp_optimizer")
+    if not splits_graphs or not any(_is_under_ddp(model) for model in models):
         return ""
     return (
         "torch splits compiled graphs at the buckets of DistributedDataParallel, and cannot split ours; "

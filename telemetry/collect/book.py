@@ -52,9 +52,6 @@ class SiteBook:
         self._sites: dict[tuple[str, str], LocalSite] = {}
         self._unsent: list[SiteSpec] = []
 
-    def __len__(self) -> int:
-        return len(self._sites)
-
     def find(self, kind: str, name: str) -> LocalSite | None:
         """Return a known site, or None."""
         return self._sites.get((kind, name))
@@ -62,10 +59,6 @@ class SiteBook:
     def of(self, kind: str, name: str) -> LocalSite:
         """Return a site that was defined at attach."""
         return self._sites[kind, name]
-
-    def of_kind(self, kind: str) -> list[LocalSite]:
-        """Return the known sites of a kind, in the order in which they were met."""
-        return [site for (site_kind, _), site in self._sites.items() if site_kind == kind]
 
     def add(
         self,
