@@ -104,7 +104,7 @@ class Catalogue:
         if not self._refused:
             return packet
         refused = np.isin(packet.sites, np.array(list(self._refused), np.uint64))
-        return _without_numbers(packet, refused, self._refused) if refused.any() else packet
+        return _unsupported(packet, refused, self._refused) if refused.any() else packet
 
     def _has_drifted(self, site_id: int, ranks: tuple[int, ...]) -> bool:
         definers = self._defined_by.get(site_id, ())
@@ -126,19 +126,27 @@ class Catalogue:
         }
 
 
-def _without_numbers(packet: Packet, rows: NDArray[np.bool_], reasons: Mapping[int, str]) -> Packet:
+def _unsupported(packet: Packet, rows: NDArray[np.bool_], reasons: Mapping[int, str]) -> Packet:
     texts = tuple(dict.fromkeys((*packet.reasons, *reasons.values())))
     reason = packet.reason.copy()
     reason[rows] = [texts.index(reasons[site_id]) for site_id in packet.sites[rows].tolist()]
+    presence = np.where(rows, np.uint8(Presence.UNSUPPORTED), packet.presence)
+    return replace(_without_numbers(packet, rows), presence=presence, reason=reason, reasons=texts)
+
+
+def _without_dropped(packet: Packet) -> Packet:
+    """Return the packet with no numbers in rows that some rank has left out: those of the others are not the whole."""
+    dropped = (packet.presence == Presence.BUDGET_DROPPED) & (packet.num_observed > 0)
+    return _without_numbers(packet, dropped) if dropped.any() else packet
+
+
+def _without_numbers(packet: Packet, rows: NDArray[np.bool_]) -> Packet:
     no_ints, no_floats = identity(1)
     counted = ~np.isin(packet.hist_sites, packet.sites[rows])
     return replace(
         packet,
         ints=np.where(rows[:, None], no_ints, packet.ints),
         floats=np.where(rows[:, None], no_floats, packet.floats),
-        presence=np.where(rows, np.uint8(Presence.UNSUPPORTED), packet.presence),
-        reason=reason,
-        reasons=texts,
         num_observed=np.where(rows, np.int32(0), packet.num_observed),
         num_contributing=np.where(rows, np.int32(0), packet.num_contributing),
         absmax_rank=np.where(rows, np.int32(NO_RANK), packet.absmax_rank),
@@ -158,12 +166,14 @@ class MergedStep:
         sites: definition of each row, aligned with ``packet.sites``.
         new_sites: sites that no earlier step of this segment had.
         missing: rank → reason, for every rank of the world whose observations are not in the rows.
+        merge_s: seconds from the first rank's rows at the root of the merge until they were one with all others.
     """
 
     packet: Packet
     sites: tuple[SiteSpec, ...]
     new_sites: tuple[SiteSpec, ...]
     missing: Mapping[int, str]
+    merge_s: float | None = None
 
     @property
     def step(self) -> int:
@@ -181,11 +191,13 @@ class MergedStep:
         return len(set(self.packet.ranks) - self.missing.keys())
 
     @staticmethod
-    def resolve(packet: Packet, catalogue: Catalogue, missing: Mapping[int, str] | None = None) -> MergedStep:
+    def resolve(
+        packet: Packet, catalogue: Catalogue, missing: Mapping[int, str] | None = None, merge_s: float | None = None
+    ) -> MergedStep:
         """Name the rows of a merged packet, take its new sites into ``catalogue``, and check what it says."""
         new_sites, conflicts = catalogue.add_defined(defined_sites(packet))
         sites, checks = catalogue.name_rows(packet.sites)
-        packet = catalogue.without_refused(packet)
+        packet = catalogue.without_refused(_without_dropped(packet))
         told = ({**conflict, "step": packet.step} for conflict in conflicts)
         findings = (*packet.findings, *told, *checks.findings(packet))
         return MergedStep(
@@ -193,4 +205,5 @@ class MergedStep:
             sites=sites,
             new_sites=new_sites,
             missing={**packet.abstained, **(missing or {})},
+            merge_s=merge_s,
         )

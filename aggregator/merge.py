@@ -51,6 +51,7 @@ def merge_packets(packets: Sequence[Packet]) -> Packet:
     return Packet(
         run_id=first.run_id,
         segment=first.segment,
+        resume_step=first.resume_step,
         step=first.step,
         world_size=first.world_size,
         ranks=ranks,
@@ -147,12 +148,19 @@ _ABSENT: Final = {
 }
 
 
+# The presence that stands first wins: the values of ``Presence`` in order, but that one rank which leaves a site out to
+# keep a budget takes it away from all, because a sum that lacks it would pass for the whole.
+_PRECEDENCE: Final = np.array(
+    [-1 if presence is Presence.BUDGET_DROPPED else presence for presence in Presence], dtype=np.int8
+)
+
+
 def _merge_rows(a: _Rows, b: _Rows) -> _Rows:
     ints, floats = merge_packed((a.ints, a.floats), (b.ints, b.floats))
     return _Rows(
         ints=ints,
         floats=floats,
-        presence=np.minimum(a.presence, b.presence),
+        presence=np.where(_comes_before(b, a), b.presence, a.presence),
         reason=_worst_reason(a, b),
         num_scheduled=a.num_scheduled + b.num_scheduled,
         num_observed=a.num_observed + b.num_observed,
@@ -161,6 +169,10 @@ def _merge_rows(a: _Rows, b: _Rows) -> _Rows:
         num_nonfinite_ranks=a.num_nonfinite_ranks + b.num_nonfinite_ranks,
         first_nonfinite_rank=_lower_rank(a.first_nonfinite_rank, b.first_nonfinite_rank),
     )
+
+
+def _comes_before(a: _Rows, b: _Rows) -> NDArray[np.bool_]:
+    return _PRECEDENCE[a.presence] < _PRECEDENCE[b.presence]
 
 
 def _join_reasons(packets: Sequence[Packet]) -> tuple[str, ...]:
@@ -174,7 +186,7 @@ def _renumber(reason: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[
 
 def _worst_reason(a: _Rows, b: _Rows) -> NDArray[np.int32]:
     """Keep the reason of the less observed side, the earlier one on a tie, so that a partial failure is still told."""
-    b_tells = (b.reason >= 0) & ((a.reason < 0) | (b.presence < a.presence) & (b.presence > Presence.OBSERVED))
+    b_tells = (b.reason >= 0) & ((a.reason < 0) | _comes_before(b, a) & (b.presence != Presence.OBSERVED))
     return np.where(b_tells, b.reason, a.reason)
 
 
@@ -227,6 +239,10 @@ def merge_facts(a: StepFacts, b: StepFacts, *, a_first: bool) -> StepFacts:
         wall_time_s=first.wall_time_s,
         step_s=max(a.step_s, b.step_s),
         self_s=max(a.self_s, b.self_s),
+        read_bytes=a.read_bytes + b.read_bytes,
+        transfer_s=max(a.transfer_s, b.transfer_s),
+        transfer_bytes=a.transfer_bytes + b.transfer_bytes,
+        num_budget_dropped=a.num_budget_dropped + b.num_budget_dropped,
         skipped_ranks=tuple(sorted((*a.skipped_ranks, *b.skipped_ranks)))[:MAX_NAMED_RANKS],
     )
 

@@ -64,6 +64,10 @@ class StepFacts:
         wall_time_s: Unix time at the end of the step on the lowest rank.
         step_s: duration of the step scope in seconds, the longest of any rank.
         self_s: part of it spent by us on the training thread, the longest of any rank.
+        read_bytes: bytes of tensors that were reduced, over all ranks.
+        transfer_s: part of ``self_s`` spent bringing rows from the devices to the host, the longest of any rank.
+        transfer_bytes: of these rows and histograms, over all ranks.
+        num_budget_dropped: observations that ranks left out to keep their budget, over all ranks.
     """
 
     num_applied: int = 0
@@ -79,6 +83,10 @@ class StepFacts:
     step_s: float = 0.0
     self_s: float = 0.0
     skipped_ranks: tuple[int, ...] = ()
+    read_bytes: int = 0
+    transfer_s: float = 0.0
+    transfer_bytes: int = 0
+    num_budget_dropped: int = 0
 
     @staticmethod
     def from_wire(wire: Mapping[str, Any]) -> StepFacts:
@@ -92,6 +100,7 @@ class Packet:
 
     Attributes:
         run_id, segment, step: what the packet belongs to.
+        resume_step: first step of the segment, where the session has begun it itself and not at attach.
         world_size: number of ranks of the segment.
         ranks: sorted ranks merged here.
         abstained: rank → reason, for ranks that came without their observations.
@@ -139,6 +148,7 @@ class Packet:
     reasons: tuple[str, ...] = ()
     findings: tuple[Mapping[str, Any], ...] = ()
     replicas: ReplicaTable = field(default_factory=ReplicaTable.empty)
+    resume_step: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -156,6 +166,7 @@ class Packet:
         header = {
             "run_id": self.run_id,
             "segment": self.segment,
+            "resume_step": self.resume_step,
             "step": self.step,
             "world_size": self.world_size,
             "ranks": to_ranges(self.ranks),
@@ -198,6 +209,7 @@ class Packet:
             return Packet(
                 run_id=header["run_id"],
                 segment=header["segment"],
+                resume_step=header["resume_step"],
                 step=header["step"],
                 world_size=header["world_size"],
                 ranks=from_ranges(header["ranks"]),

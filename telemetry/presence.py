@@ -10,8 +10,9 @@ __all__ = ["Presence"]
 class Presence(IntEnum):
     """State of one scheduled observation.
 
-    The values are ordered so that the merge over ranks is the minimum: one rank that observed makes the merged row
-    observed, and among ranks that did not, the state that most needs attention wins.
+    Over ranks the smallest value wins: one rank that observed makes the merged row observed, and among ranks that did
+    not, the state that most needs attention is told. ``BUDGET_DROPPED`` alone wins against all others: numbers that
+    lack a rank's part by choice are not shown as if they were whole.
     """
 
     OBSERVED = 0

@@ -124,7 +124,7 @@ class CollectiveAggregator:
         if self._num_submitted - coordinator.num_settled >= self._max_in_flight:
             packet = packet.abstaining(f"too many steps in flight: {self._max_in_flight} are not merged yet")
         self._num_submitted += 1
-        self._inbox.put(Submitted(packet))
+        self._inbox.put(Submitted(packet, time.monotonic()))
 
     @property
     def failure(self) -> RankfoldError | None:

@@ -114,7 +114,7 @@ class Coordinator:
             _MergingStoppedError: the parent says stop.
         """
         if isinstance(event, Submitted):
-            self._sources.add(self._position.rank, Brought(event.packet))
+            self._sources.add(self._position.rank, Brought(event.packet, came_at=event.at))
         elif isinstance(event, CloseRequested):
             self._closed_at = event.at
             self._sources.add(self._position.rank, Closed())
@@ -138,7 +138,7 @@ class Coordinator:
     def _take_from_child(self, child: int, frame: Frame) -> None:
         try:
             if frame.kind is FrameKind.STEP:
-                self._sources.add(child, Brought.from_frame(frame))
+                self._sources.add(child, Brought.from_frame(frame, self._clock()))
             elif frame.kind is FrameKind.CLOSE:
                 self._sources.add(child, Closed.from_frame(frame))
             elif frame.kind is FrameKind.STOP:
@@ -168,7 +168,7 @@ class Coordinator:
     def _commit(self, outcome: Brought, record: Record) -> Frame:
         failure = outcome.error
         try:
-            record.commit(outcome)
+            record.commit(outcome, self._clock() - outcome.came_at)
         except RankfoldError as error:
             failure = error
         body = {

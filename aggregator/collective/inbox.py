@@ -21,6 +21,8 @@ class Submitted:
     """The training thread logged a step."""
 
     packet: Packet
+    at: float
+    """Seconds of the member's clock."""
 
 
 @dataclass(frozen=True)

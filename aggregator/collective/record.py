@@ -47,15 +47,15 @@ class Record:
         self._recorder = recorder
         return reply
 
-    def commit(self, outcome: Brought) -> None:
-        """Write one step.
+    def commit(self, outcome: Brought, merge_s: float) -> None:
+        """Write one step, whose merge took ``merge_s`` seconds.
 
         Raises:
             RankfoldError: it is not in the record; merging must stop.
         """
         assert self._recorder is not None, "attach claims before any step"
         self._missing.update(outcome.missing)
-        step = MergedStep.resolve(self._with_definitions(outcome.packet), self._catalogue, outcome.missing)
+        step = MergedStep.resolve(self._with_definitions(outcome.packet), self._catalogue, outcome.missing, merge_s)
         try:
             step = self._recorder.commit(step)
         except RankfoldError:

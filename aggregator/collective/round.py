@@ -23,11 +23,13 @@ class Brought:
         packet: of the ranks that came.
         missing: rank → reason, those of the subtree that did not.
         error: why merging must stop after this step, or None.
+        came_at: when the first of its parts came to the rank that merges, in seconds of that member's clock.
     """
 
     packet: Packet
     missing: Mapping[int, str] = field(default_factory=dict)
     error: RankfoldError | None = None
+    came_at: float = 0.0
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -39,9 +41,9 @@ class Brought:
         return Frame(FrameKind.STEP, _to_body(self.missing, self.error), self.packet.to_bytes())
 
     @staticmethod
-    def from_frame(frame: Frame) -> Brought:
-        """Undo :meth:`to_frame`."""
-        return Brought(Packet.from_bytes(frame.packet), *_from_body(frame))
+    def from_frame(frame: Frame, came_at: float) -> Brought:
+        """Undo :meth:`to_frame`, for the rank that it came to."""
+        return Brought(Packet.from_bytes(frame.packet), *_from_body(frame), came_at)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def merge_round(position: TreePosition, contributions: Mapping[int, Contribution
     error = merge_stopped(errors, missing, lead.packet.step if lead else None)
     if lead is None:
         return Closed(missing, error)
-    return Brought(merge_packets([b.packet for b in brought.values()]), missing, error)
+    packets, first_came_at = [b.packet for b in brought.values()], min(b.came_at for b in brought.values())
+    return Brought(merge_packets(packets), missing, error, first_came_at)
 
 
 def _judge(source: int, contribution: Contribution, lead: Brought | None) -> Contribution:

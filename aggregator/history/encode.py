@@ -100,6 +100,7 @@ def encode_step(step: MergedStep) -> pa.Table:
     row = {
         "step": packet.step,
         **vars(packet.facts),
+        "merge_s": step.merge_s,
         "world_size": packet.world_size,
         "num_ranks": step.num_ranks,
         "missing_ranks": list(missing),

@@ -70,6 +70,11 @@ STEPS: Final = pa.schema(
         pa.field("missing_ranks", pa.list_(pa.int32()), nullable=False),
         pa.field("missing_reasons", pa.list_(pa.string()), nullable=False),
         pa.field("abstained_ranks", pa.list_(pa.int32()), nullable=False),
+        pa.field("read_bytes", pa.int64()),
+        pa.field("transfer_s", pa.float64()),
+        pa.field("transfer_bytes", pa.int64()),
+        pa.field("merge_s", pa.float64()),
+        pa.field("num_budget_dropped", pa.int64()),
     ]
 )
 

@@ -120,6 +120,8 @@ class ModuleOutput:
 
     def _await_gradient(self, site: LocalSite, tensor: Tensor) -> None:
         capture, step_number = self._capture, self._capture.step_number
+        if capture.observations.is_left_out(site):
+            return
 
         def observe(gradient: Tensor) -> None:
             if step_number == capture.step_number:

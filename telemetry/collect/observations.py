@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from telemetry.collect.book import LocalSite, SiteBook
+from telemetry.collect.budget import CostBudget
 from telemetry.dtensor import is_partial, local_tensor, reduced
 from telemetry.errors import RankfoldError
 from telemetry.packet import NO_RANK, Packet, StepFacts
@@ -23,17 +26,27 @@ from telemetry.summary.histogram import HistogramDescriptor
 from telemetry.summary.merge import identity
 from telemetry.torch_internals import is_fake, reading
 
-__all__ = ["Observations", "Origin", "unreadable"]
+__all__ = ["DrainedStep", "Observations", "Origin", "unreadable"]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What every packet of a session carries of where it comes from."""
+    """What every packet of a session carries of where it comes from.
+
+    Attributes:
+        run_id, segment: of the record; resume_step: first step of a segment that the session has begun itself.
+        rank, world_size: of this process.
+    """
 
     run_id: str
     segment: int
     rank: int
     world_size: int
+    resume_step: int | None = None
+
+    def in_next_segment(self, resume_step: int) -> Origin:
+        """Return the origin of packets after the loop has gone back to ``resume_step``."""
+        return replace(self, segment=self.segment + 1, resume_step=resume_step)
 
 
 @dataclass
@@ -45,22 +58,32 @@ class _State:
 class Observations:
     """Collects a step: reduces tensors at once, keeps no reference to any, and never raises at whoever observes."""
 
-    def __init__(self, book: SiteBook, descriptor: HistogramDescriptor) -> None:
+    def __init__(self, book: SiteBook, descriptor: HistogramDescriptor, budget: CostBudget | None = None) -> None:
         self._book = book
         self._descriptor = descriptor
+        self._budget = budget
+        self._left_out: frozenset[LocalSite] = frozenset()
         self._buffers: dict[torch.device, StagingBuffer] = {}
         self._states: dict[LocalSite, _State] = {}
         self._histogram = False
+        self._read_bytes = 0
         # Autograd runs hooks of different devices on threads of its own.
         self._lock = threading.Lock()
 
-    def begin(self, *, histogram: bool) -> None:
-        """Start a step; ``histogram`` tells whether observations also count bins."""
+    def begin(self, *, histogram: bool, left_out: frozenset[LocalSite] = frozenset()) -> None:
+        """Start a step.
+
+        Args:
+            histogram: whether observations also count bins.
+            left_out: sites that are not observed, to keep the budget.
+        """
         self._histogram = histogram
+        self._left_out = left_out
         self.discard()
 
     def discard(self) -> None:
         """Forget the step."""
+        self._read_bytes = 0
         self._states.clear()
         for buffer in self._buffers.values():
             buffer.discard()
@@ -70,9 +93,25 @@ class Observations:
         state = self._states.get(site)
         return state is not None and state.presence is Presence.OBSERVED
 
+    def is_left_out(self, site: LocalSite) -> bool:
+        """Tell whether the step leaves the site out to keep the budget."""
+        return site in self._left_out
+
     def expect(self, site: LocalSite, reason: str) -> None:
         """Schedule a site: unless something comes for it, its row says ``site_absent`` for ``reason``."""
-        self._states.setdefault(site, _State(Presence.SITE_ABSENT, reason))
+        if site in self._left_out:
+            self._leave_out(site)
+        else:
+            self._states.setdefault(site, _State(Presence.SITE_ABSENT, reason))
+
+    def charge(self, site: LocalSite, seconds: float) -> None:
+        """Count time that a site has cost beside its reduction."""
+        if self._budget is not None:
+            self._budget.charge(site, seconds)
+
+    def _leave_out(self, site: LocalSite) -> None:
+        assert self._budget is not None, "only a budget leaves sites out"
+        self._states.setdefault(site, _State(Presence.BUDGET_DROPPED, self._budget.reason))
 
     def mark(self, site: LocalSite, presence: Presence, reason: str) -> None:
         """Say why a scheduled site has no numbers; an observation of the same step outranks it."""
@@ -86,9 +125,14 @@ class Observations:
 
     def observe(self, site: LocalSite, tensor: Tensor) -> None:
         """Reduce a tensor into its site; a failure becomes the presence of the row."""
+        if site in self._left_out:
+            self._leave_out(site)
+            return
         try:
             with reading(), self._lock:
+                started = time.perf_counter()
                 self._reduce(site, tensor)
+                self.charge(site, time.perf_counter() - started)
         except RankfoldError as error:
             self.mark(site, Presence.UNSUPPORTED, f"{error.code}: {error.message}")
         except Exception as error:  # telemetry must not end a training step, whatever the tensor does
@@ -100,10 +144,13 @@ class Observations:
             return
         if tensor.is_sparse:
             buffer, slot = self._slot(site, tensor.device)
-            buffer.observe_sparse(slot, tensor.coalesce().values(), tensor.numel(), histogram=self._histogram)
+            values = tensor.coalesce().values()
+            self._read_bytes += values.nbytes
+            buffer.observe_sparse(slot, values, tensor.numel(), histogram=self._histogram)
             self._states[site] = _State(Presence.OBSERVED, "")
             return
         tensor = local_tensor(reduced(tensor) if is_partial(tensor) else tensor)
+        self._read_bytes += tensor.nbytes
         buffer, slot = self._slot(site, tensor.device)
         check = site.replica_slot is not None
         buffer.observe(slot, tensor, histogram=self._histogram, take_fingerprint=check)
@@ -126,15 +173,22 @@ class Observations:
             counts[key] = counts.get(key, 0) + 1
         return counts
 
-    def to_packet(self, step: int, origin: Origin, facts: StepFacts) -> Packet:
-        """Drain every device (one transfer of rows each, one more with histograms) and pack the step."""
-        sites = sorted(self._states, key=lambda site: site.site_id)
-        rows = _Rows(sites, self._descriptor)
-        for device, buffer in self._buffers.items():
-            rows.take(device, buffer)
-        packet = rows.pack(self._states, step, origin, facts, self._book.take_unsent())
+    def drain(self) -> DrainedStep:
+        """End the step: bring its rows to the host, one transfer a device and one more with histograms."""
+        rows = _Rows(sorted(self._states, key=lambda site: site.site_id), self._descriptor)
+        started = time.perf_counter()
+        transfer_bytes = sum(rows.take(device, buffer) for device, buffer in self._buffers.items())
+        drained = DrainedStep(
+            rows=rows,
+            states=dict(self._states),
+            read_bytes=self._read_bytes,
+            transfer_s=time.perf_counter() - started,
+            transfer_bytes=transfer_bytes,
+            definitions=self._book.take_unsent(),
+        )
         self._states.clear()
-        return packet
+        self._read_bytes = 0
+        return drained
 
 
 def unreadable(tensor: Tensor) -> str:
@@ -150,6 +204,33 @@ def unreadable(tensor: Tensor) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class DrainedStep:
+    """A step's observations in host memory.
+
+    Attributes:
+        rows, states: of the scheduled sites; definitions: of those that no packet has defined.
+        read_bytes: bytes of the tensors that were reduced.
+        transfer_s, transfer_bytes: what bringing the rows to the host took, in seconds, and how much that was.
+    """
+
+    rows: _Rows
+    states: Mapping[LocalSite, _State]
+    read_bytes: int
+    transfer_s: float
+    transfer_bytes: int
+    definitions: tuple[SiteSpec, ...]
+
+    @property
+    def num_budget_dropped(self) -> int:
+        """Observations that were left out to keep the budget."""
+        return sum(state.presence is Presence.BUDGET_DROPPED for state in self.states.values())
+
+    def to_packet(self, step: int, origin: Origin, facts: StepFacts) -> Packet:
+        """Pack the step with what happened around it."""
+        return self.rows.pack(self.states, step, origin, facts, self.definitions)
+
+
 class _Rows:
     """Packet columns in the making, one row a site, ascending by site id."""
 
@@ -161,7 +242,8 @@ class _Rows:
         self._fingerprints = np.zeros(len(sites), dtype=np.int64)
         self._counts: dict[int, NDArray[np.int64]] = {}
 
-    def take(self, device: torch.device, buffer: StagingBuffer) -> None:
+    def take(self, device: torch.device, buffer: StagingBuffer) -> int:
+        """Drain one device; returns how many bytes came."""
         staged = buffer.drain()
         row_of = {int(slot): row for row, slot in enumerate(staged.slots)}
         hist_of = {int(slot): row for row, slot in enumerate(staged.hist_slots)}
@@ -173,10 +255,11 @@ class _Rows:
                 self._fingerprints[index] = staged.fingerprints[row_of[slot]]
             if slot in hist_of:
                 self._counts[index] = staged.hist_counts[hist_of[slot]]
+        return staged.ints.nbytes + staged.floats.nbytes + staged.fingerprints.nbytes + staged.hist_counts.nbytes
 
     def pack(
         self,
-        states: dict[LocalSite, _State],
+        states: Mapping[LocalSite, _State],
         step: int,
         origin: Origin,
         facts: StepFacts,
@@ -219,6 +302,7 @@ class _Rows:
             definitions=definitions,
             reasons=reasons,
             replicas=self._replicas(origin.rank, site_ids, observed),
+            resume_step=origin.resume_step,
         )
 
     def _replicas(self, rank: int, site_ids: NDArray[np.uint64], observed: NDArray[np.bool_]) -> ReplicaTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -161,10 +162,15 @@ class ParameterObserver:
                 wanted = among is None or id(parameter.tensor) in among
                 if not wanted or parameter.before is not None or not parameter.tensor.requires_grad:
                     continue
+                site = self._book.of("update", parameter.name)
+                if self._observations.is_left_out(site):
+                    continue
                 if why := unreadable(parameter.tensor):
-                    self._observations.mark(self._book.of("update", parameter.name), Presence.UNSUPPORTED, why)
-                else:
-                    parameter.before = _followed(parameter)
+                    self._observations.mark(site, Presence.UNSUPPORTED, why)
+                    continue
+                started = time.perf_counter()
+                parameter.before = _followed(parameter)
+                self._observations.charge(site, time.perf_counter() - started)
 
     def observe_updates(self) -> None:
         """Reduce after minus before for every parameter that has a snapshot, and drop the snapshots."""

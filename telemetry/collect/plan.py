@@ -37,6 +37,7 @@ class Plan:
         rank, world_size, layout: this rank in its job.
         signals: one entry for each signal.
         hist_every: interval of histograms in steps, None for none.
+        budget_ms: milliseconds that observing may take of a logged step, None for no limit.
         backend: what reduces the tensors.
         selection: ``select`` and ``exclude`` in words.
         settings: the settings that are no defaults, with their origin.
@@ -58,6 +59,7 @@ class Plan:
     settings: tuple[Setting, ...] = ()
     disabled_by: tuple[int, ...] = ()
     unrecorded: str = ""
+    budget_ms: float | None = None
     compile_obstacle: str = ""
 
     def __str__(self) -> str:
@@ -69,6 +71,8 @@ class Plan:
             f"  {'signal':<18}{'every':>6}{'sites':>8}{'elements a step':>18}{'read a step':>14}",
         ]
         lines += [_row(signal) for signal in self.signals]
+        if self.budget_ms is not None:
+            lines.append(f"  at most {self.budget_ms:g} ms of a logged step; what does not fit is left out and said so")
         if self.disabled_by:
             lines += self._disabled_lines()
         elif not self.signals:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.book import SiteBook
+from telemetry.collect.budget import CostBudget, checked_budget
 from telemetry.collect.call_sites import CallSiteObserver
 from telemetry.collect.clock import SelfTime
 from telemetry.collect.module_output import Capture
@@ -58,6 +59,7 @@ class Request:
     reduce_partial: bool
     site_names: NameRule | None
     full_updates: bool
+    budget_ms: float | None
     descriptor: HistogramDescriptor
     name: str
     rank: int
@@ -75,6 +77,7 @@ class Preparation:
     selection: Selection
     book: SiteBook
     observations: Observations
+    budget: CostBudget | None
     activations: ActivationObserver
     parameters: ParameterObserver
     call_sites: CallSiteObserver
@@ -93,6 +96,7 @@ class Preparation:
             layout=self.layout,
             signals=tuple(self._planned(signal, every) for signal, every in self.schedule.every.items()),
             hist_every=request.hist_every,
+            budget_ms=request.budget_ms,
             backend=self.backend,
             selection=str(self.selection),
             settings=request.settings.changed,
@@ -124,6 +128,7 @@ def without_observation(request: Request) -> Request:
         every=DEFAULT_EVERY,
         hist_every=None,
         last_step=None,
+        budget_ms=None,
         layout=ParallelLayout.assumed(request.world_size),
         placements=None,
         experts=(),
@@ -166,7 +171,9 @@ def _prepare(request: Request) -> Preparation:
     selection = Selection(request.select, request.exclude)
     rules = PlacementRules(layout, request.placements, request.experts, reduce_partial=request.reduce_partial)
     book, clock = SiteBook(rules, layout, request.rank), SelfTime()
-    observations = Observations(book, request.descriptor)
+    budget_ms = checked_budget(request.budget_ms)
+    budget = None if budget_ms is None else CostBudget(budget_ms)
+    observations = Observations(book, request.descriptor, budget)
     stage = layout.coordinates(request.rank)["pp"] if dict(layout.axes).get("pp", 1) > 1 else None
     names = ModelNames(request.chunks, rule=request.site_names, stage=stage)
     kinds = [name for name in schedule.every if name not in SIGNALS and name != ANY_KIND]
@@ -176,6 +183,7 @@ def _prepare(request: Request) -> Preparation:
         selection=selection,
         book=book,
         observations=observations,
+        budget=budget,
         activations=ActivationObserver(
             request.chunks,
             names,

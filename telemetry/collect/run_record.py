@@ -41,6 +41,7 @@ def run_record(request: Request, prepared: Preparation) -> dict[str, Any]:
         "last_step": request.last_step,
         "selection": str(prepared.selection),
         "full_updates": request.full_updates,
+        "budget_ms": request.budget_ms,
         "settings": {
             setting.name: {"value": setting.words, "origin": setting.origin} for setting in request.settings.changed
         },

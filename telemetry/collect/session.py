@@ -12,20 +12,23 @@ from torch import nn
 
 from telemetry.collect.activations import ActivationObserver
 from telemetry.collect.amp import NO_SCALER, UNKNOWN, UNSCALED, ScalerView
+from telemetry.collect.book import LocalSite
 from telemetry.collect.boundary import OptimizerBoundary
+from telemetry.collect.budget import CostBudget
 from telemetry.collect.call_sites import CallSiteObserver
 from telemetry.collect.clock import SelfTime
 from telemetry.collect.implicit import ImplicitSteps, StepSource
-from telemetry.collect.observations import Observations, Origin
+from telemetry.collect.observations import DrainedStep, Observations, Origin
 from telemetry.collect.parameters import ParameterObserver
 from telemetry.collect.plan import Plan
 from telemetry.collect.registry import release_model
 from telemetry.collect.report import SessionReport
-from telemetry.collect.schedule import Schedule
+from telemetry.collect.schedule import ANY_KIND, Schedule
 from telemetry.errors import RankfoldError, SessionClosedError, SessionNestingError, StepOrderError
 from telemetry.packet import StepFacts
 from telemetry.presence import Presence
 from telemetry.protocol import Aggregator
+from telemetry.sites import KIND_OF_SIGNAL
 
 __all__ = ["Session", "StepScope"]
 
@@ -34,6 +37,11 @@ _WEIGHT_REASONS = {
     "update": "no optimizer stepped",
     "parameter": "the parameter was not read",
 }
+
+# Kinds that come with a signal beside its own.
+_SIGNAL_OF_KIND = {kind: signal for signal, kind in KIND_OF_SIGNAL.items()} | dict.fromkeys(
+    ("gradient_pre_clip", "gradient_stored"), "gradients"
+)
 
 
 class Session:
@@ -60,6 +68,7 @@ class Session:
         call_sites: CallSiteObserver,
         clock: SelfTime,
         optimizers: tuple[Any, ...],
+        budget: CostBudget | None = None,
         step_source: StepSource | None = None,
     ) -> None:
         self.plan = plan
@@ -73,6 +82,7 @@ class Session:
         self._parameters = parameters
         self._call_sites = call_sites
         self._clock = clock
+        self._budget = budget
         self._boundary = OptimizerBoundary(optimizers, before=self._before_optimizer, after=self._after_optimizer)
         self._boundary.install()
 
@@ -130,9 +140,9 @@ class Session:
 
     def can_open(self, step: int) -> bool:
         """Tell whether :meth:`step` would accept the number now."""
-        return self._report is None and not self._in_step and (self._last_step is None or step > self._last_step)
+        return self._refusal(step, new_segment=False) is None
 
-    def step(self, step: int, *, scaler: Any = None) -> StepScope:
+    def step(self, step: int, *, scaler: Any = None, new_segment: bool = False) -> StepScope:
         """Return the scope of one optimizer step; every rank opens it with the same number.
 
         What happens inside of the scope belongs to ``step``: all micro-batches, the backward passes, the optimizer. A
@@ -141,6 +151,9 @@ class Session:
         Args:
             step: the caller's optimizer-step number, larger than the one before.
             scaler: the ``GradScaler`` of the loop, if there is one.
+            new_segment: begin a new segment of the run with this step, as a loop does that has gone back to a
+                checkpoint. What the record holds from this step on is superseded, not deleted. Given by every rank, at
+                this one step.
 
         Raises:
             StepOrderError: the number repeats or goes back.
@@ -150,20 +163,26 @@ class Session:
         Example:
             ``with session.step(step): train_one(batch)``
         """
+        if (refusal := self._refusal(step, new_segment=new_segment)) is not None:
+            raise refusal
+        return StepScope(self, step, scaler, new_segment=new_segment)
+
+    def _refusal(self, step: int, *, new_segment: bool) -> RankfoldError | None:
         if self._report is not None:
-            raise SessionClosedError("the session is closed", step=step, remedy="open steps inside of the session")
+            return SessionClosedError("the session is closed", step=step, remedy="open steps inside of the session")
         if self._in_step:
-            raise SessionNestingError(
+            return SessionNestingError(
                 "a step scope is open already", step=step, remedy="end one step before the next begins"
             )
-        if self._last_step is not None and step <= self._last_step:
-            raise StepOrderError(
+        if self._last_step is not None and step <= self._last_step and not new_segment:
+            return StepOrderError(
                 f"step {step} came after step {self._last_step}",
                 rank=self._origin.rank,
                 step=step,
-                remedy="count optimizer steps upwards; to replay after a restart, attach with resume_step",
+                remedy="count optimizer steps upwards; a loop that goes back to a checkpoint gives new_segment=True, "
+                "a new process resume_step",
             )
-        return StepScope(self, step, scaler)
+        return None
 
     def close(self) -> None:
         """End observation, deliver what is in flight and make the report. Safe to call again; never raises."""
@@ -195,10 +214,13 @@ class Session:
 
     # Called by the step scope and by the optimizer's hooks, on the training thread.
 
-    def _open_step(self, step: int, scaler: Any) -> None:
+    def _open_step(self, step: int, scaler: Any, *, new_segment: bool) -> None:
         self._in_step = True
         self._clock.reset()
         with self._clock:
+            if new_segment:
+                self._last_step = None
+                self._origin = self._origin.in_next_segment(step)
             is_first = self._last_step is None
             self._due = self._schedule.due(step, is_first=is_first)
             if self._due and self._aggregator.failure is not None:
@@ -210,7 +232,11 @@ class Session:
 
     def _prepare(self, step: int, *, is_first: bool) -> None:
         self._boundary.num_steps = 0
-        self._observations.begin(histogram=self._schedule.histogram_due(step, is_first=is_first))
+        histogram = self._schedule.histogram_due(step, is_first=is_first)
+        left_out = frozenset[LocalSite]()
+        if self._budget is not None:
+            left_out = self._budget.choose(step, self._schedules, histogram=histogram)
+        self._observations.begin(histogram=histogram, left_out=left_out)
         for kind, reason in _WEIGHT_REASONS.items():
             if f"{kind}s" in self._due:
                 self._parameters.expect(kind, reason)
@@ -218,6 +244,10 @@ class Session:
         self._call_sites.open(self._due, traced=not self._activations.compile_obstacle)
         if "updates" in self._due and not len(self._boundary):
             self._parameters.snapshot()
+
+    def _schedules(self, site: LocalSite) -> bool:
+        kind = site.spec.kind
+        return _SIGNAL_OF_KIND.get(kind, kind) in self._due or (kind not in _SIGNAL_OF_KIND and ANY_KIND in self._due)
 
     def _before_optimizer(self, optimizer: Any, parameter_ids: frozenset[int]) -> None:
         if not self._in_step or not self._due:
@@ -254,9 +284,12 @@ class Session:
             self._read_weights(skipped=skipped)
             for key, count in self._observations.tally().items():
                 self._tally[key] += count
-        facts = self._facts(duration_s, skipped=skipped)
+            drained = self._observations.drain()
+        facts = self._facts(drained, duration_s, skipped=skipped)
         with self._clock:
-            self._aggregator.submit(self._observations.to_packet(step, self._origin, facts))
+            self._aggregator.submit(drained.to_packet(step, self._origin, facts))
+        if self._budget is not None:
+            self._budget.settle(self._clock.seconds)
         self._num_logged += 1
         self._self_s += self._clock.seconds
         self._step_s += duration_s
@@ -278,7 +311,7 @@ class Session:
         self._observations.discard()
         self._parameters.forget_snapshots()
 
-    def _facts(self, duration_s: float, *, skipped: bool) -> StepFacts:
+    def _facts(self, drained: DrainedStep, duration_s: float, *, skipped: bool) -> StepFacts:
         stepped = self._boundary.num_steps > 0 and not skipped
         return StepFacts(
             num_applied=int(stepped),
@@ -294,6 +327,10 @@ class Session:
             step_s=duration_s,
             self_s=self._clock.seconds,
             skipped_ranks=(self._origin.rank,) if skipped else (),
+            read_bytes=drained.read_bytes,
+            transfer_s=drained.transfer_s,
+            transfer_bytes=drained.transfer_bytes,
+            num_budget_dropped=drained.num_budget_dropped,
         )
 
     def _scale_state(self, *, skipped: bool) -> str:
@@ -305,17 +342,18 @@ class Session:
 class StepScope:
     """``with session.step(n):`` — a plain object, because a generator would cost off cadence."""
 
-    __slots__ = ("_scaler", "_session", "_started", "_step")
+    __slots__ = ("_new_segment", "_scaler", "_session", "_started", "_step")
 
-    def __init__(self, session: Session, step: int, scaler: Any) -> None:
+    def __init__(self, session: Session, step: int, scaler: Any, *, new_segment: bool) -> None:
         self._session = session
         self._step = step
         self._scaler = scaler
+        self._new_segment = new_segment
         self._started = 0.0
 
     def __enter__(self) -> StepScope:
         self._started = time.perf_counter()
-        self._session._open_step(self._step, self._scaler)
+        self._session._open_step(self._step, self._scaler, new_segment=self._new_segment)
         return self
 
     def before_clipping(self) -> None:

@@ -84,6 +84,14 @@ def _step_or_none(given: object) -> int | None:
     return None if isinstance(given, str) and given.strip() == _NONE else _whole(given)
 
 
+def _number_or_none(given: object) -> float | None:
+    if isinstance(given, str):
+        return None if given.strip() == _NONE else float(given)
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError
+    return float(given)
+
+
 def _intervals(given: object) -> int | dict[str, int]:
     if isinstance(given, str) and "=" in given:
         given = dict(_pair(part) for part in given.split(","))
@@ -119,5 +127,6 @@ SETTING_SPECS: Final = (
     SettingSpec("hist_every", DEFAULT_HIST_EVERY, _interval_or_none, "a whole number of steps, 1 or more, or none"),
     SettingSpec("last_step", None, _step_or_none, "a whole number, or none"),
     SettingSpec("full_updates", False, _switch, _SWITCH),
+    SettingSpec("budget_ms", None, _number_or_none, "milliseconds, or none"),
     SettingSpec("health", True, _switch, _SWITCH),
 )

@@ -169,6 +169,6 @@ def _in_words(value: Any) -> str:
         return ", ".join(map(_in_words, value))
     if isinstance(value, re.Pattern):
         return f"/{value.pattern}/"
-    if isinstance(value, str | int | Path) or (is_dataclass(value) and not isinstance(value, type)):
+    if isinstance(value, str | int | float | Path) or (is_dataclass(value) and not isinstance(value, type)):
         return str(value)
     return getattr(value, "__name__", type(value).__name__)

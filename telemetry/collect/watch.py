@@ -58,6 +58,7 @@ def watch(
     first_step: bool = True,
     last_step: int | Unset | None = UNSET,
     full_updates: bool | Unset = UNSET,
+    budget_ms: float | Unset | None = UNSET,
     health: Any = UNSET,
     descriptor: HistogramDescriptor = DEFAULT_DESCRIPTOR,
     deadlines: Deadlines | None = None,
@@ -97,6 +98,9 @@ def watch(
         first_step: whether the first step that the session sees is logged whatever its number.
         last_step: the run's last step if known, so that it is logged.
         full_updates: follow every element of a parameter, not at most 4096 of each; costs a copy of the parameters.
+        budget_ms: the most that observing may take of a logged step, in milliseconds on the host; None for no limit.
+            Kept by what earlier steps took: sites that do not fit are left out, another part of them at each step, and
+            their rows say ``budget_dropped``. The first logged step measures and leaves nothing out.
         health: built-in checks of the merged steps: True, False, or an ``aggregator.health.Thresholds``.
         descriptor: the histogram grid.
         deadlines: how long to wait for other ranks.
@@ -117,6 +121,7 @@ def watch(
         "hist_every": hist_every,
         "last_step": last_step,
         "full_updates": full_updates,
+        "budget_ms": budget_ms,
         "health": health,
     }
     settings = resolve_settings(given, os.environ, Path())
@@ -137,6 +142,7 @@ def watch(
         reduce_partial=reduce_partial,
         site_names=site_names,
         full_updates=settings["full_updates"],
+        budget_ms=settings["budget_ms"],
         descriptor=descriptor,
         name=name,
         rank=rank,
@@ -164,7 +170,7 @@ def watch(
                 resume_step=resume_step,
                 deadlines=deadlines or Deadlines(),
                 failure=None if settings.is_disabled else failure,
-                cadence=_cadence(prepared.schedule) if prepared else {},
+                cadence=_cadence(prepared.schedule, request) if prepared else {},
                 disabled_by=(rank,) if settings.is_disabled else (),
                 health=settings["health"],
             )
@@ -189,8 +195,13 @@ def watch(
     return _session(request, prepared, aggregator, origin, plan, step)
 
 
-def _cadence(schedule: Schedule) -> dict[str, Any]:
-    return {"every": dict(schedule.every), "hist_every": schedule.hist_every, "last_step": schedule.last_step}
+def _cadence(schedule: Schedule, request: Request) -> dict[str, Any]:
+    return {
+        "every": dict(schedule.every),
+        "hist_every": schedule.hist_every,
+        "last_step": schedule.last_step,
+        "budget_ms": request.budget_ms,
+    }
 
 
 def _resolve_destination(
@@ -228,5 +239,6 @@ def _session(
         call_sites=prepared.call_sites,
         clock=prepared.clock,
         optimizers=prepared.optimizers,
+        budget=prepared.budget,
         step_source=step_source,
     )

@@ -163,7 +163,7 @@ class SimulatedWorld:
     def _submit(self, rank: SimulatedRank, packet: Packet) -> None:
         assert rank.coordinator is not None
         if rank.coordinator.failure is None:
-            rank.inbox.put(Submitted(packet))
+            rank.inbox.put(Submitted(packet, self.now))
             self.wake(rank)
 
     def _close(self, rank: SimulatedRank) -> None:

@@ -86,7 +86,7 @@ def test_when_all_that_are_left_have_closed_the_round_is_the_close():
 
 def test_outcomes_survive_their_frames():
     brought = _brought(1, missing={3: "lost"}, error=PeerLostError("rank 3"))
-    copy = Brought.from_frame(brought.to_frame())
+    copy = Brought.from_frame(brought.to_frame(), came_at=1.5)
     assert copy.packet.to_bytes() == brought.packet.to_bytes()
     assert (copy.missing, str(copy.error)) == (brought.missing, str(brought.error))
     assert Closed.from_frame(Closed().to_frame()) == Closed()

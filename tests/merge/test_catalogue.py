@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -11,6 +12,7 @@ from aggregator.merge import merge_packets
 from telemetry.packet import Packet
 from telemetry.presence import Presence
 from telemetry.summary.fields import TOTAL
+from telemetry.summary.merge import identity
 from tests.packets import make_packet, make_site
 
 
@@ -104,6 +106,49 @@ def test_ranks_that_abstained_or_did_not_come_are_missing_from_the_step():
     step = MergedStep.resolve(merge_packets(packets), Catalogue(), {2: "lost"})
     assert step.missing == {1: "over budget", 2: "lost"}
     assert step.is_partial
+
+
+def test_a_site_that_one_rank_left_out_to_keep_a_budget_has_no_numbers_of_the_others():
+    whole = [make_packet(rank, 3, 1, {"a": [1.0 + rank], "b": [2.0]}, histograms=True) for rank in range(3)]
+    row = whole[1].sites.tolist().index(make_site("a").site_id)
+    dropping = _left_out(whole[1], row, "left out to keep budget_ms=1")
+    for order in permutations([whole[0], dropping, whole[2]]):
+        step = MergedStep.resolve(merge_packets(order), Catalogue())
+        assert step.packet.presence[row] == Presence.BUDGET_DROPPED
+        assert step.packet.reasons[step.packet.reason[row]] == "left out to keep budget_ms=1"
+        assert (step.packet.num_scheduled[row], step.packet.num_observed[row]) == (3, 0)
+        assert step.packet.ints[row].tolist() == [0] * step.packet.ints.shape[1]
+        assert step.packet.hist_sites.tolist() == [make_site("b").site_id]
+        assert step.packet.ints[1 - row, TOTAL] == 3
+
+
+def test_a_site_that_one_rank_left_out_says_so_whatever_kept_the_others_from_it():
+    failed = make_packet(0, 2, 1, {}, absent={"a": "OSError"})
+    dropping = _left_out(make_packet(1, 2, 1, {"a": [1.0]}), 0, "left out")
+    step = MergedStep.resolve(merge_packets([failed, dropping]), Catalogue())
+    assert step.packet.presence.tolist() == [Presence.BUDGET_DROPPED]
+    assert step.packet.reasons[step.packet.reason[0]] == "left out"
+
+
+def _left_out(packet, row: int, reason: str):
+    """Return the packet as a rank sends it that did not look at one of its sites."""
+    presence, reasons, observed = packet.presence.copy(), packet.reason.copy(), packet.num_observed.copy()
+    presence[row], reasons[row], observed[row] = Presence.BUDGET_DROPPED, len(packet.reasons), 0
+    ints, floats = packet.ints.copy(), packet.floats.copy()
+    ints[row], floats[row] = identity(1)
+    counted = packet.hist_sites != packet.sites[row]
+    return replace(
+        packet,
+        presence=presence,
+        reason=reasons,
+        reasons=(*packet.reasons, reason),
+        num_observed=observed,
+        num_contributing=observed,
+        ints=ints,
+        floats=floats,
+        hist_sites=packet.hist_sites[counted],
+        hist_counts=packet.hist_counts[counted],
+    )
 
 
 def test_a_site_that_its_own_ranks_define_anew_has_drifted_and_is_no_conflict():

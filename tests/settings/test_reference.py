@@ -25,8 +25,8 @@ def test_the_page_lists_every_setting_its_variable_and_its_default():
 def test_every_setting_is_an_argument_that_can_be_left_out_and_the_page_counts_them():
     arguments = inspect.signature(telemetry.watch).parameters
     assert {name for name, one in arguments.items() if one.default is UNSET} == {spec.name for spec in SETTING_SPECS}
-    assert PAGE.split("\n")[2].startswith("Nine arguments")
-    assert len(SETTING_SPECS) == 9
+    assert PAGE.split("\n")[2].startswith("Ten arguments")
+    assert len(SETTING_SPECS) == 10
 
 
 def test_the_page_names_the_other_variables():

@@ -64,6 +64,8 @@ def test_none_is_an_argument_like_any_other(tmp_path):
         ("hist_every", "none", None),
         ("last_step", "0", 0),
         ("full_updates", "yes", True),
+        ("budget_ms", "2.5", 2.5),
+        ("budget_ms", "none", None),
         ("health", "Off", False),
     ],
 )
@@ -85,6 +87,7 @@ def test_a_variable_is_read_as_the_argument_would_be(name, text, value, tmp_path
         ("hist_every", "-1"),
         ("last_step", "1e3"),
         ("full_updates", "maybe"),
+        ("budget_ms", "little"),
         ("health", "2"),
     ],
 )

@@ -72,3 +72,18 @@ def test_every_rank_gets_the_account_and_only_rank_zero_writes(tmp_path):
     assert "sink jsonl: ok" in str(reports[0])
     coverage = open_history(to).coverage().to_pylist()
     assert [(row["num_ranks"], row["world_size"]) for row in coverage] == [(2, 2)] * STEPS
+
+
+def test_what_observing_costs_is_a_series_of_every_step(tmp_path):
+    run_ranks(train_and_read, 2, tmp_path / "run")
+    steps = open_history(tmp_path / "run").steps().to_pylist()
+    assert len(steps) == STEPS
+    for step in steps:
+        assert 0.0 < step["transfer_s"] < step["self_s"] < step["step_s"]
+        assert step["merge_s"] > 0.0
+        # Two copies of everything that lies on both ranks, and the update is read in float64, as the model is.
+        assert step["read_bytes"] > 2 * 3 * 8 * (16 * 6 + 6 * 12)
+        assert step["num_budget_dropped"] == 0
+    plain, counting = steps[0]["transfer_bytes"], steps[1]["transfer_bytes"]
+    assert 0 < plain
+    assert counting > 0
