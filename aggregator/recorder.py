@@ -6,10 +6,12 @@ missing from the record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from aggregator.catalogue import MergedStep
 from aggregator.health import HealthMonitor, Thresholds
@@ -27,8 +29,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """One run on the one process that writes it: rank zero of the collective backend, or the root actor.
 
-    Calls come from one thread at a time: :meth:`claim` once, :meth:`append` in ascending order of steps, then
-    :meth:`close` or :meth:`abort`. Only :meth:`guard` belongs to the main thread.
+    Calls come from one thread at a time: :meth:`claim` once, :meth:`append` in ascending order of steps within a
+    segment, then :meth:`close` or :meth:`abort`. Only :meth:`guard` belongs to the main thread.
     """
 
     def __init__(self, group: GroupCommit | None = None) -> None:
@@ -41,6 +43,8 @@ class Recorder:
         self._writer: HistoryWriter | None = None
         self._sinks: SinkRunner | None = None
         self._health: HealthMonitor | None = None
+        self._offer: AttachOffer | None = None
+        self._about: Mapping[str, Any] = {}
 
     def claim(self, offer: AttachOffer) -> AttachReply:
         """Take the run directory ``offer.to`` and begin to open the sinks in the background.
@@ -59,18 +63,44 @@ class Recorder:
         thresholds = _thresholds(offer.health)
         about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
         writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step, group=self._group)
-        self._writer = writer
-        self._health = HealthMonitor(thresholds, offer.sites) if thresholds else None
-        run = RunInfo(
+        self._writer, self._offer, self._about = writer, offer, about
+        self._health = _monitor(offer)
+        self._sinks = SinkRunner(sinks, self._run_info())
+        return AttachReply(writer.run_id, writer.segment)
+
+    def begin_segment(self, resume_step: int) -> int:
+        """Continue the run in the same directory with a new segment: make durable what is pending, and seal.
+
+        The built-in checks begin anew. The sinks learn of it between the last step before and the first one after.
+
+        Args:
+            resume_step: first step of the new segment; what the earlier ones hold from it on is superseded.
+
+        Returns:
+            The number of the new segment: one more than that of the last.
+
+        Raises:
+            HistoryWriteError, WriterFencedError, RunDirectoryInUseError, RunDirectoryUnwritableError: see
+                :meth:`aggregator.history.HistoryWriter.next_segment`; nothing more can be appended.
+        """
+        assert self._offer is not None, "a run that is not recorded has no segments"
+        assert self._sinks is not None, "sinks are made by claim"
+        self._writer = self._claimed().next_segment(self._about, self._offer.descriptor, resume_step)
+        self._health = _monitor(self._offer)
+        self._sinks.begin_segment(self._run_info())
+        return self._writer.segment
+
+    def _run_info(self) -> RunInfo:
+        assert self._offer is not None, "claim comes first"
+        writer = self._claimed()
+        return RunInfo(
             run_id=writer.run_id,
             segment=writer.segment,
             resume_step=writer.resume_step,
-            world_size=offer.world_size,
-            descriptor=offer.descriptor,
-            run=about,
+            world_size=self._offer.world_size,
+            descriptor=self._offer.descriptor,
+            run=self._about,
         )
-        self._sinks = SinkRunner(sinks, run)
-        return AttachReply(writer.run_id, writer.segment)
 
     def _claim_disabled(self, offer: AttachOffer) -> AttachReply:
         """Write a run without steps that says who turned it off. A switch that turns things off must not refuse."""
@@ -157,6 +187,11 @@ class Recorder:
         assert self._sinks is not None, "sinks are made by claim"
         if acknowledgement.exception() is None:
             self._sinks.emit(acknowledgement.result())
+
+
+def _monitor(offer: AttachOffer) -> HealthMonitor | None:
+    thresholds = _thresholds(offer.health)
+    return HealthMonitor(thresholds, offer.sites) if thresholds else None
 
 
 def _thresholds(health: object) -> Thresholds | None:

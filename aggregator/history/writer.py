@@ -62,6 +62,7 @@ class HistoryWriter:
         self.resume_step = resume_step
         self.folding_failure: BaseException | None = None
         self._group = group or GroupCommit()
+        self._folding = folding or FoldingPolicy()
         self._way = claim.way
         self._folder = segment_folder(path, claim.segment)
         self._index = Index(-1, False, resume_step, None, 0, ())
@@ -78,7 +79,7 @@ class HistoryWriter:
         self._deferred: list[Callable[[], None]] = []
         self._fold = Folder(
             self._folder,
-            folding or FoldingPolicy(),
+            self._folding,
             self._way,
             self._lock,
             lambda: () if self._index.sealed or self._failure else self._index.files,
@@ -192,6 +193,30 @@ class HistoryWriter:
             with self._latching(None):
                 self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
             self._fold.remove_expired(float("inf"))
+
+    def next_segment(self, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> HistoryWriter:
+        """Close this segment and begin the next one of the run, for a replay inside of one process.
+
+        Args:
+            run, descriptor, resume_step: see :meth:`create`.
+
+        Returns:
+            The writer of the next segment, with the settings of this one.
+
+        Raises:
+            WriterFencedError, HistoryWriteError: this segment cannot be sealed.
+            RunDirectoryInUseError: another process has claimed the next one.
+            RunDirectoryUnwritableError: it cannot be made.
+        """
+        self.close()
+        if self._failure is not None:
+            raise self._failure
+        try:
+            claim = continue_run(self.path, run, descriptor, resume_step, after=self.segment)
+        except RankfoldError as error:
+            self._failure = error
+            raise
+        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding)
 
     def abandon(self) -> None:
         """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""

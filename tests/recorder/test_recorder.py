@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from aggregator import open_history
-from aggregator.history import GroupCommit
+from aggregator.history import GroupCommit, HistoryWriter, verify
 from aggregator.recorder import Recorder
 from aggregator.sinks import JsonlSink, MemorySink
 from aggregator.testing import make_packet, make_site, make_steps
-from telemetry.errors import HistoryWriteError, RunDirectoryInUseError, SinkDuplicateError
+from telemetry.errors import HistoryWriteError, RunDirectoryInUseError, SinkDuplicateError, WriterFencedError
 from telemetry.protocol import AttachOffer
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
 
@@ -127,6 +127,93 @@ def test_a_group_that_cannot_be_written_is_shown_to_no_sink_and_fails_each_of_it
     with pytest.raises(HistoryWriteError):
         recorder.append(steps(3, 3)[0])
     assert recorder.close(20.0)[0].num_emitted == 0
+
+
+class SegmentSink(MemorySink):
+    """Keeps in one list what it is told, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def begin_segment(self, run):
+        self.told.append((run.segment, run.resume_step))
+
+    def emit(self, step):
+        self.told.append(step.step)
+
+
+def test_a_new_segment_continues_the_run_in_one_directory_and_supersedes(tmp_path):
+    sink, plain = SegmentSink(), MemorySink()
+    recorder, reply = claimed(tmp_path, sink, plain, group=PATIENT)
+    told = [recorder.append(step) for step in steps(1, 5)]
+    assert recorder.begin_segment(4) == reply.segment + 1 == 1
+    assert all(acknowledgement.done() for acknowledgement in told)
+    for step in steps(4, 6):
+        recorder.append(step)
+    assert recorder.begin_segment(6) == 2
+    recorder.append(steps(6, 6)[0])
+    assert [report.num_emitted for report in recorder.close(20.0)] == [9, 9]
+    history = open_history(tmp_path)
+    segments = history.segments()
+    assert segments["segment"].to_pylist() == [0, 1, 2]
+    assert segments["resume_step"].to_pylist() == [None, 4, 6]
+    assert segments["parent"].to_pylist() == [None, 0, 1]
+    assert segments["sealed"].to_pylist() == [True] * 3
+    assert history.run_id == reply.run_id
+    view = history.steps(include_superseded=True)
+    assert list(zip(view["step"].to_pylist(), view["segment"].to_pylist(), strict=True)) == [
+        (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (4, 1), (5, 1), (6, 1), (6, 2)
+    ]  # fmt: skip
+    assert history.steps()["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
+    assert history.series("w", "activation", "mean")["step"].to_pylist() == [1, 2, 3, 4, 5, 6]
+    assert sink.told == [1, 2, 3, 4, 5, (1, 4), 4, 5, 6, (2, 6), 6]
+    assert verify(tmp_path).num_rows == 0
+
+
+def test_a_new_segment_forgets_what_the_checks_have_seen(tmp_path):
+    recorder, _ = claimed(tmp_path)
+    bad = {SITE: summarize(torch.tensor([float("nan"), 1.0]))}
+
+    def codes(step):
+        (merged,) = make_steps([make_packet(step, bad)])
+        return [finding["code"] for finding in recorder.append(merged).result(timeout=20).packet.findings]
+
+    assert [codes(1), codes(2)] == [["nonfinite_values"], []]
+    recorder.begin_segment(2)
+    assert codes(2) == ["nonfinite_values"]
+    recorder.close(20.0)
+
+
+def test_a_writer_that_was_overtaken_begins_no_segment_behind_its_successor(tmp_path):
+    recorder, _ = claimed(tmp_path)
+    recorder.append(steps(1, 1)[0])
+    successor, reply = claimed(tmp_path, resume_step=2)
+    with pytest.raises(WriterFencedError):
+        recorder.begin_segment(1)
+    with pytest.raises(WriterFencedError):
+        recorder.append(steps(2, 2)[0])
+    successor.append(steps(2, 2)[0])
+    successor.close(20.0)
+    assert open_history(tmp_path).segments()["segment"].to_pylist() == [0, reply.segment]
+
+
+def test_of_a_process_that_continues_itself_and_another_one_is_refused(tmp_path, monkeypatch):
+    recorder, _ = claimed(tmp_path)
+    recorder.append(steps(1, 1)[0])
+    close = HistoryWriter.close
+
+    def close_and_lose(writer):
+        close(writer)
+        monkeypatch.undo()
+        claimed(tmp_path, resume_step=2)
+
+    monkeypatch.setattr(HistoryWriter, "close", close_and_lose)
+    with pytest.raises(RunDirectoryInUseError, match="seg-00001"):
+        recorder.begin_segment(1)
+    with pytest.raises(RunDirectoryInUseError):
+        recorder.append(steps(2, 2)[0])
+    assert open_history(tmp_path).segments()["segment"].to_pylist() == [0, 1]
 
 
 def test_an_abort_keeps_what_was_appended_and_not_yet_durable(tmp_path):
