@@ -1,4 +1,4 @@
-"""What the root of the merge does with a run: claim the directory, check and commit each step, then show it.
+"""What the root of the merge does with a run: claim the directory, check and append each step, show what is durable.
 
 The record comes first: a sink is handed a step only after the step is durable, so nothing that a tracker shows is
 missing from the record.
@@ -6,12 +6,17 @@ missing from the record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from aggregator.catalogue import MergedStep
 from aggregator.health import HealthMonitor, Thresholds
+from aggregator.history.group import GroupCommit
+from aggregator.history.termination import settle_at_sigterm
 from aggregator.history.writer import HistoryWriter
 from aggregator.sinks.protocol import RunInfo
 from aggregator.sinks.runner import SinkRunner, require_valid_sinks
@@ -24,14 +29,22 @@ __all__ = ["Recorder"]
 class Recorder:
     """One run on the one process that writes it: rank zero of the collective backend, or the root actor.
 
-    Calls come from one thread at a time: :meth:`claim` once, :meth:`commit` in ascending order of steps, then
-    :meth:`close` or :meth:`abort`.
+    Calls come from one thread at a time: :meth:`claim` once, :meth:`append` in ascending order of steps within a
+    segment, then :meth:`close` or :meth:`abort`. Only :meth:`guard` belongs to the main thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: GroupCommit | None = None) -> None:
+        """Make a recorder that has claimed nothing.
+
+        Args:
+            group: how long steps may wait for others before they are durable.
+        """
+        self._group = group
         self._writer: HistoryWriter | None = None
         self._sinks: SinkRunner | None = None
         self._health: HealthMonitor | None = None
+        self._offer: AttachOffer | None = None
+        self._about: Mapping[str, Any] = {}
 
     def claim(self, offer: AttachOffer) -> AttachReply:
         """Take the run directory ``offer.to`` and begin to open the sinks in the background.
@@ -49,19 +62,45 @@ class Recorder:
         sinks = require_valid_sinks(offer.sinks)
         thresholds = _thresholds(offer.health)
         about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
-        writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step)
-        self._writer = writer
-        self._health = HealthMonitor(thresholds, offer.sites) if thresholds else None
-        run = RunInfo(
+        writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step, group=self._group)
+        self._writer, self._offer, self._about = writer, offer, about
+        self._health = _monitor(offer)
+        self._sinks = SinkRunner(sinks, self._run_info())
+        return AttachReply(writer.run_id, writer.segment)
+
+    def begin_segment(self, resume_step: int) -> int:
+        """Continue the run in the same directory with a new segment: make durable what is pending, and seal.
+
+        The built-in checks begin anew. The sinks learn of it between the last step before and the first one after.
+
+        Args:
+            resume_step: first step of the new segment; what the earlier ones hold from it on is superseded.
+
+        Returns:
+            The number of the new segment: one more than that of the last.
+
+        Raises:
+            HistoryWriteError, WriterFencedError, RunDirectoryInUseError, RunDirectoryUnwritableError: see
+                :meth:`aggregator.history.HistoryWriter.next_segment`; nothing more can be appended.
+        """
+        assert self._offer is not None, "a run that is not recorded has no segments"
+        assert self._sinks is not None, "sinks are made by claim"
+        self._writer = self._claimed().next_segment(self._about, self._offer.descriptor, resume_step)
+        self._health = _monitor(self._offer)
+        self._sinks.begin_segment(self._run_info())
+        return self._writer.segment
+
+    def _run_info(self) -> RunInfo:
+        assert self._offer is not None, "claim comes first"
+        writer = self._claimed()
+        return RunInfo(
             run_id=writer.run_id,
             segment=writer.segment,
             resume_step=writer.resume_step,
-            world_size=offer.world_size,
-            descriptor=offer.descriptor,
-            run=about,
+            world_size=self._offer.world_size,
+            descriptor=self._offer.descriptor,
+            run=self._about,
         )
-        self._sinks = SinkRunner(sinks, run)
-        return AttachReply(writer.run_id, writer.segment)
 
     def _claim_disabled(self, offer: AttachOffer) -> AttachReply:
         """Write a run without steps that says who turned it off. A switch that turns things off must not refuse."""
@@ -74,22 +113,39 @@ class Recorder:
             return AttachReply("", 0, offer.disabled_by, unrecorded=str(error))
         return AttachReply(self._writer.run_id, self._writer.segment, offer.disabled_by)
 
-    def commit(self, step: MergedStep) -> MergedStep:
-        """Make a step durable, then queue it for the sinks; does not wait for them.
+    def guard(self) -> None:
+        """Make durable what is pending when the process gets SIGTERM; called on the main thread, once it has claimed.
+
+        The handler of before is called after that. On any other thread this does nothing.
+        """
+        if self._sinks is not None:
+            settle_at_sigterm()
+
+    def append(self, step: MergedStep) -> Future[MergedStep]:
+        """Take a step, to be written at once or with others, see :class:`aggregator.history.GroupCommit`.
 
         Returns:
-            The step as it stands in the record: with the findings of the built-in checks.
+            Resolved, on any thread and in the order of steps, once the step is durable and queued for the sinks: with
+            the step as it stands in the record, the findings of the built-in checks included; or with the error that
+            kept it from becoming durable: no sink sees it then, and nothing after it can be appended.
 
         Raises:
-            HistoryWriteError, WriterFencedError, StepOrderError: see :meth:`aggregator.history.HistoryWriter.commit`;
-                what was committed before stays readable, and no sink saw the step.
+            HistoryWriteError, WriterFencedError, StepOrderError: see :meth:`aggregator.history.HistoryWriter.append`;
+                what was committed before stays readable.
         """
-        writer, sinks = self._claimed()
         if self._health is not None:
             step = self._health.examine(step)
-        writer.commit(step)
-        sinks.emit(step)
-        return step
+        acknowledgement = self._claimed().append(step)
+        acknowledgement.add_done_callback(self._show)
+        return acknowledgement
+
+    def flush(self) -> None:
+        """Make durable what was appended.
+
+        Raises:
+            HistoryWriteError, WriterFencedError: as for :meth:`append`.
+        """
+        self._claimed().flush()
 
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
         """Seal the segment, let the sinks finish within ``deadline_s`` seconds, and say what became of each.
@@ -108,9 +164,12 @@ class Recorder:
     def abort(self) -> None:
         """Give the run up: after a refusal on another rank, or a failed merge.
 
-        What was committed stays, unsealed. A claim without a commit is taken back, so that the next attempt finds the
-        directory as it was. Never raises, does not wait for sinks.
+        What was appended is committed if it can be, and stays, unsealed. A claim without a commit is taken back, so
+        that the next attempt finds the directory as it was. Never raises, does not wait for sinks.
         """
+        if self._writer is not None:
+            with suppress(RankfoldError):
+                self._writer.flush()
         if self._sinks is not None:
             self._sinks.close(0.0)
         if self._writer is None:
@@ -120,10 +179,19 @@ class Recorder:
                 self._writer.withdraw()
         self._writer.abandon()
 
-    def _claimed(self) -> tuple[HistoryWriter, SinkRunner]:
+    def _claimed(self) -> HistoryWriter:
         assert self._writer is not None, "claim comes first"
+        return self._writer
+
+    def _show(self, acknowledgement: Future[MergedStep]) -> None:
         assert self._sinks is not None, "sinks are made by claim"
-        return self._writer, self._sinks
+        if acknowledgement.exception() is None:
+            self._sinks.emit(acknowledgement.result())
+
+
+def _monitor(offer: AttachOffer) -> HealthMonitor | None:
+    thresholds = _thresholds(offer.health)
+    return HealthMonitor(thresholds, offer.sites) if thresholds else None
 
 
 def _thresholds(health: object) -> Thresholds | None:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from aggregator.collective.absence import attach_timeout
 from aggregator.collective.agreement import agree
 from aggregator.collective.coordinator import Coordinator
-from aggregator.collective.inbox import CloseRequested, Inbox, Submitted
+from aggregator.collective.inbox import CloseRequested, Inbox, Recorded, Submitted
 from aggregator.collective.neighbours import Neighbours
 from aggregator.collective.record import Record
 from aggregator.collective.recording import RecorderFactory, default_recorder
@@ -49,7 +49,7 @@ class CollectiveAggregator:
         Args:
             recorder_factory: makes the writer of the record; called on rank zero, once all ranks agree.
             fan_in: most children of a rank in the tree; the same on all ranks.
-            max_in_flight: submitted steps without an answer; beyond, a rank sends its steps without observations.
+            max_in_flight: submitted steps that are not merged; beyond, a rank sends its steps without observations.
             host: name of the machine, found if None; ranks that give the same one meet each other before any other.
         """
         self._recorder_factory = recorder_factory
@@ -86,7 +86,8 @@ class CollectiveAggregator:
         waits = Waits(position, offer.deadlines)
         links = rendezvous.connect(self._inbox.on_frame, self._inbox.on_broken, waits)
         member = Member(position, waits, Neighbours(position, links))
-        record = Record(self._recorder_factory) if position.parent is None else None
+        is_root = position.parent is None
+        record = Record(self._recorder_factory, lambda: self._inbox.put(Recorded())) if is_root else None
         coordinator = Coordinator(member, record)
         reply: Future[AttachReply] = Future()
 
@@ -111,12 +112,14 @@ class CollectiveAggregator:
             raise attach_timeout(offer.rank, {0: "gave no verdict"})
         agreed = reply.result()
         self._coordinator = coordinator
+        if record is not None:
+            record.guard()
         return agreed
 
     def submit(self, packet: Packet) -> None:
         """Queue a logged step; returns at once and never raises.
 
-        The packet is sent without its observations, but still sent, if ``max_in_flight`` steps are unanswered.
+        The packet is sent without its observations, but still sent, if ``max_in_flight`` steps are not merged.
         """
         coordinator = self._coordinator
         if coordinator is None or coordinator.failure is not None:

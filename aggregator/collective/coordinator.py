@@ -11,7 +11,7 @@ from typing import Any
 from aggregator.collective.absence import cut_off
 from aggregator.collective.account import Account, report_from_wire, report_to_wire
 from aggregator.collective.frames import Frame, FrameKind
-from aggregator.collective.inbox import Broken, CloseRequested, Event, Received, Submitted
+from aggregator.collective.inbox import Broken, CloseRequested, Event, Received, Recorded, Submitted
 from aggregator.collective.record import Record
 from aggregator.collective.round import Brought, Closed, Contribution, merge_round
 from aggregator.collective.sources import Sources
@@ -35,8 +35,8 @@ class Coordinator:
 
     Attributes:
         failure: why merging has stopped, or None; read by the training thread.
-        num_settled: steps of this rank that are answered for; read by the training thread.
-        account: totals as of the last answered step.
+        num_settled: steps of this rank that are merged, durable or not; read by the training thread.
+        account: totals of the durable steps, as far as this rank has been told.
     """
 
     def __init__(self, member: Member, record: Record | None) -> None:
@@ -60,6 +60,8 @@ class Coordinator:
             failure, tell = error, True
         except Exception as error:
             failure, tell = self._unexpected(error), True
+        if self._record is not None:
+            self._record.flush()
         self.failure = failure
         if tell:
             self._tell_neighbours(failure)
@@ -120,13 +122,24 @@ class Coordinator:
             self._sources.add(self._position.rank, Closed())
         elif isinstance(event, Broken):
             self._take_broken(event)
+        elif isinstance(event, Recorded):
+            self._take_recorded()
         elif event.peer != self._position.parent:
             self._take_from_child(event.peer, event.frame)
         elif event.frame.kind is FrameKind.STOP:
             raise _MergingStoppedError(RankfoldError.from_wire(event.frame.body), tell=True)
+        elif event.frame.kind is FrameKind.DURABLE:
+            self._pass_account(event.frame)
         else:
             return event.frame
         return None
+
+    def _take_recorded(self) -> None:
+        """Tell of what is durable once nothing is pending; meanwhile the answers to the next steps tell it."""
+        assert self._record is not None, "only rank zero has a recorder"
+        self._record.settle()
+        if self._record.is_settled and self._record.account != self.account:
+            self._pass_account(Frame(FrameKind.DURABLE, {"account": self._record.account.to_wire()}))
 
     def _take_broken(self, event: Broken) -> None:
         self._neighbours.forget(event.peer)
@@ -157,20 +170,26 @@ class Coordinator:
         if self._record is None:
             self._pass_ack((yield from self._ask_parent(outcome)))
         else:
-            self._pass_ack(self._commit(outcome, self._record))
+            self._pass_ack(self._append(outcome, self._record))
+
+    def _pass_account(self, frame: Frame) -> None:
+        self.account = Account(**frame.body["account"])
+        self._neighbours.send_down(frame)
 
     def _pass_ack(self, ack: Frame) -> None:
-        self.account = Account(**ack.body["account"])
-        self._neighbours.send_down(ack)
+        self._pass_account(ack)
         if ack.body["failure"] is not None:
             raise _MergingStoppedError(RankfoldError.from_wire(ack.body["failure"]), tell=False)
 
-    def _commit(self, outcome: Brought, record: Record) -> Frame:
+    def _append(self, outcome: Brought, record: Record) -> Frame:
+        """Hand a step to the recorder; its answer says that it is merged, and which steps are durable."""
         failure = outcome.error
         try:
-            record.commit(outcome, self._clock() - outcome.came_at)
+            record.append(outcome, self._clock() - outcome.came_at)
         except RankfoldError as error:
             failure = error
+        if failure is not None:
+            record.flush()
         body = {
             "step": outcome.packet.step,
             "account": record.account.to_wire(),
@@ -243,6 +262,8 @@ class Coordinator:
         frame = Frame(FrameKind.STOP, failure.to_wire())
         if self._record is None:
             self._neighbours.send_up(frame)
+        elif self._record.account != self.account:
+            self._pass_account(Frame(FrameKind.DURABLE, {"account": self._record.account.to_wire()}))
         self._neighbours.send_down(frame)
 
     def _wait_to_close(self, failure: RankfoldError) -> Waiting[CloseReport]:

@@ -14,7 +14,7 @@ from telemetry.errors import PacketMalformedError, PacketVersionError
 __all__ = ["HEADER_BYTES", "Frame", "FrameKind", "missing_from_wire", "missing_to_wire", "parse_header"]
 
 _MAGIC: Final = b"RFLK"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _HEADER: Final = struct.Struct("<4sBB2xIQ")
 _JSON_LENGTH: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size
@@ -30,7 +30,7 @@ class FrameKind(IntEnum):
     STEP = 3
     """Up: the merged packet of the subtree, and who is missing from it."""
     ACK = 4
-    """Down: the step is in the record; or why merging stops."""
+    """Down: the step is merged, and which steps are in the record by now; or why merging stops."""
     STOP = 5
     """Both ways, outside of a step: merging stops for this error."""
     CLOSE = 6
@@ -39,6 +39,8 @@ class FrameKind(IntEnum):
     """Down: the account of the run."""
     END = 8
     """Both ways, last on every link: nothing more will be sent."""
+    DURABLE = 9
+    """Down: every step that was answered is in the record."""
 
 
 @dataclass(frozen=True)

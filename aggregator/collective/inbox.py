@@ -1,4 +1,5 @@
-"""Everything that can happen to a rank, in one queue: its training thread and the readers of its links put it there.
+"""Everything that can happen to a rank, in one queue: its training thread, the readers of its links and its recorder
+put it there.
 
 The merging thread takes the events out and is the only one to act on them.
 """
@@ -13,7 +14,7 @@ from aggregator.collective.frames import Frame
 from aggregator.collective.order import FrameOrder
 from telemetry.packet import Packet
 
-__all__ = ["Broken", "CloseRequested", "Event", "Inbox", "Received", "Submitted"]
+__all__ = ["Broken", "CloseRequested", "Event", "Inbox", "Received", "Recorded", "Submitted"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,12 @@ class Broken:
     reason: str
 
 
-Event = Submitted | CloseRequested | Received | Broken
+@dataclass(frozen=True)
+class Recorded:
+    """Rank zero's recorder has made a step durable, or has failed to; its record tells which."""
+
+
+Event = Submitted | CloseRequested | Received | Broken | Recorded
 
 
 class Inbox:

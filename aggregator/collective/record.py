@@ -1,8 +1,14 @@
-"""Rank zero's end of the merge: a merged packet becomes a named step and goes to the recorder."""
+"""Rank zero's end of the merge: a merged packet becomes a named step and goes to the recorder.
+
+Appended is not yet durable. Only what the recorder has acknowledged is counted, and told to other ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from aggregator.catalogue import Catalogue, MergedStep
@@ -19,12 +25,23 @@ __all__ = ["Record"]
 
 
 class Record:
-    """The record of one segment, from claim to close. Rank zero, merging thread."""
+    """The record of one attempt, from claim to close. Rank zero, merging thread, but for :meth:`guard`.
 
-    def __init__(self, factory: RecorderFactory) -> None:
-        """Make no recorder yet: a refusal at attach must leave no trace on disk."""
-        self._factory = factory
+    Attributes:
+        account: totals of the steps that are durable.
+    """
+
+    def __init__(self, factory: RecorderFactory, wake: Callable[[], None]) -> None:
+        """Make no recorder yet: a refusal at attach must leave no trace on disk.
+
+        Args:
+            factory: makes the recorder.
+            wake: called on any thread when it is time to :meth:`settle`.
+        """
+        self._factory, self._wake = factory, wake
+        self._unsettled: deque[Future[MergedStep]] = deque()
         self._recorder: StepRecorder | None = None
+        self._segment = 0
         self._catalogue = Catalogue()
         self._offered: dict[int, DefinedSite] = {}
         self._missing: set[int] = set()
@@ -44,33 +61,67 @@ class Record:
         except BaseException:
             recorder.abort()
             raise
-        self._recorder = recorder
+        self._recorder, self._segment = recorder, reply.segment
         return reply
 
-    def commit(self, outcome: Brought, merge_s: float) -> None:
-        """Write one step, whose merge took ``merge_s`` seconds.
+    def guard(self) -> None:
+        """Prepare for the end of the process by a signal. Training thread, after a claim."""
+        assert self._recorder is not None, "attach claims before the session begins"
+        self._recorder.guard()
+
+    def append(self, outcome: Brought, merge_s: float) -> None:
+        """Hand one step to the recorder, whose merge took ``merge_s`` seconds.
 
         Raises:
-            RankfoldError: it is not in the record; merging must stop.
+            RankfoldError: this step or one before it cannot be in the record; merging must stop.
         """
         assert self._recorder is not None, "attach claims before any step"
         self._missing.update(outcome.missing)
         step = MergedStep.resolve(self._with_definitions(outcome.packet), self._catalogue, outcome.missing, merge_s)
-        try:
-            step = self._recorder.commit(step)
-        except RankfoldError:
-            raise
-        except Exception as error:
-            raise HistoryError(
-                f"the step could not be written: {type(error).__name__}: {error}",
-                rank=0,
-                step=step.step,
-                remedy="what was committed before is readable; free or repair the storage and resume the run",
-            ) from error
-        self._findings.add(step.packet.findings)
-        self.account = self.account.with_step(
-            step.step, is_partial=step.is_partial, num_abstained=len(outcome.packet.abstained)
-        )
+        with _writing(step.step):
+            self._follow_segment(outcome.packet, self._recorder)
+            acknowledgement = self._recorder.append(step)
+        self._unsettled.append(acknowledgement)
+        self.settle()
+        if not acknowledgement.done():
+            acknowledgement.add_done_callback(lambda _: self._wake())
+
+    def _follow_segment(self, packet: Packet, recorder: StepRecorder) -> None:
+        """Begin the segment that the ranks have begun; more than one, if nothing was logged in those between."""
+        while packet.segment > self._segment:
+            if packet.resume_step is None:
+                raise PacketMalformedError(
+                    f"the step belongs to segment {packet.segment} and does not say where that begins",
+                    step=packet.step,
+                )
+            self._segment = recorder.begin_segment(packet.resume_step)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was appended is durable and counted."""
+        return not self._unsettled
+
+    def settle(self) -> None:
+        """Count what has become durable.
+
+        Raises:
+            RankfoldError: a step did not; merging must stop.
+        """
+        while self._unsettled and self._unsettled[0].done():
+            with _writing(None):
+                step = self._unsettled.popleft().result()
+            self._findings.add(step.packet.findings)
+            self.account = self.account.with_step(
+                step.step, is_partial=step.is_partial, num_abstained=len(step.packet.abstained)
+            )
+
+    def flush(self) -> None:
+        """Make durable what was appended, because merging stops; never raises, what cannot be is not counted."""
+        if self._recorder is not None:
+            with suppress(Exception):
+                self._recorder.flush()
+            with suppress(RankfoldError):
+                self.settle()
 
     def _with_definitions(self, packet: Packet) -> Packet:
         """Add the definitions that came with the offers to the first packet that has rows of them."""
@@ -101,7 +152,27 @@ class Record:
             except Exception as error:
                 failure = failure or _close_failed(error)
                 self._recorder.abort()
+            try:
+                self.settle()
+            except RankfoldError as error:
+                failure = failure or error
         return self.account.report(failure, self._missing, sinks, self._findings.report())
+
+
+@contextmanager
+def _writing(step: int | None) -> Iterator[None]:
+    """Turn whatever a recorder raises into our errors."""
+    try:
+        yield
+    except RankfoldError:
+        raise
+    except Exception as error:
+        raise HistoryError(
+            f"the step could not be written: {type(error).__name__}: {error}",
+            rank=0,
+            step=step,
+            remedy="what was committed before is readable; free or repair the storage and resume the run",
+        ) from error
 
 
 def _close_failed(error: Exception) -> RankfoldError:

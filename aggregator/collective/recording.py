@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from aggregator.catalogue import MergedStep
@@ -12,10 +13,11 @@ __all__ = ["RecorderFactory", "StepRecorder", "default_recorder"]
 
 
 class StepRecorder(Protocol):
-    """Writes merged steps. Made and called on rank zero only, always on the merging thread, in this order:
+    """Writes merged steps, on rank zero only. Called on the merging thread, but for :meth:`guard`, in this order:
 
-    1. :meth:`claim` once; 2. :meth:`commit` for each merged step, ascending; 3. :meth:`close` once.
-    :meth:`abort` replaces what is left of it after an error.
+    1. :meth:`claim` once; 2. :meth:`append` for each merged step, ascending within a segment, :meth:`begin_segment`
+    where the ranks go back to an earlier step, and :meth:`flush` where none may be pending any longer; 3. :meth:`close`
+    once. :meth:`abort` replaces what is left of it after an error.
     """
 
     def claim(self, offer: AttachOffer) -> AttachReply:
@@ -26,20 +28,38 @@ class StepRecorder(Protocol):
         """
         ...
 
-    def commit(self, step: MergedStep) -> MergedStep:
-        """Write one step; it is durable on return. An exception ends the merge on all ranks.
+    def guard(self) -> None:
+        """Prepare for the end of the process by a signal; called by the training thread, after :meth:`claim`."""
+        ...
+
+    def append(self, step: MergedStep) -> Future[MergedStep]:
+        """Take one step, to be durable soon: a later step may be appended before this one is. An exception ends the
+        merge on all ranks.
 
         Returns:
-            The step as it was written: the recorder may add findings.
+            Resolved once the step is durable, with the step as it was written, because the recorder may add findings;
+            or with the error that kept it from becoming durable. Resolved on any thread, in the order of steps.
         """
         ...
 
+    def begin_segment(self, resume_step: int) -> int:
+        """Make durable what was appended and continue the run with the next segment, which begins at ``resume_step``.
+
+        Returns:
+            Its number, one more than that of the last. An exception ends the merge on all ranks.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Make durable at once what was appended; an exception ends the merge on all ranks."""
+        ...
+
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
-        """Finish sinks and files within ``deadline_s`` seconds and account for the sinks."""
+        """Make durable what was appended, finish sinks and files within ``deadline_s`` s, and account for the sinks."""
         ...
 
     def abort(self) -> None:
-        """Let go of everything at once; what was committed stays."""
+        """Let go of everything at once; what is durable stays."""
         ...
 
 

@@ -82,8 +82,14 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
     return Claim(run_id, 0, way)
 
 
-def continue_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> Claim:
+def continue_run(
+    path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int, after: int | None = None
+) -> Claim:
     """Claim the next segment of the run that is there.
+
+    Args:
+        path, run, descriptor, resume_step: see :meth:`aggregator.history.HistoryWriter.create`.
+        after: the segment that must be the last one, because the caller has written it; None for whichever it is.
 
     Raises:
         RunDirectoryMissingRunError: there is no run.
@@ -105,8 +111,8 @@ def continue_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescri
             remedy="continue with the descriptor of the run, or choose another directory",
         )
     before = segment_numbers(path)
-    number = before[-1] + 1 if before else 0
-    parent = before[-1] if before else None
+    parent = after if after is not None else before[-1] if before else None
+    number = 0 if parent is None else parent + 1
     run_id, way = manifest["run_id"], manifest.get("publish", LINK)
     _open_segment(path, _segment(run_id, number, parent, resume_step, run, descriptor), way, before)
     return Claim(run_id, number, way)

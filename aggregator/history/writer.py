@@ -8,6 +8,7 @@ leaves the run as it was after its last commit.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -61,11 +62,14 @@ class HistoryWriter:
         self.resume_step = resume_step
         self.folding_failure: BaseException | None = None
         self._group = group or GroupCommit()
+        self._folding = folding or FoldingPolicy()
         self._way = claim.way
         self._folder = segment_folder(path, claim.segment)
         self._index = Index(-1, False, resume_step, None, 0, ())
         self._pending = PendingSteps()
         self._timer: threading.Timer | None = None
+        self._commit_s = 0.0
+        self._committed_at = float("-inf")
         self._newest_step: int | None = None
         self._written_sites: dict[int, SiteSpec] = {}
         self._failure: RankfoldError | None = None
@@ -75,7 +79,7 @@ class HistoryWriter:
         self._deferred: list[Callable[[], None]] = []
         self._fold = Folder(
             self._folder,
-            folding or FoldingPolicy(),
+            self._folding,
             self._way,
             self._lock,
             lambda: () if self._index.sealed or self._failure else self._index.files,
@@ -145,11 +149,12 @@ class HistoryWriter:
             self._append(step)
             self._flush()
 
-    def append(self, step: MergedStep) -> Future[None]:
-        """Take a step to be committed with others, see :class:`aggregator.history.group.GroupCommit`.
+    def append(self, step: MergedStep) -> Future[MergedStep]:
+        """Take a step to be committed, perhaps with others, see :class:`aggregator.history.group.GroupCommit`.
 
         Returns:
-            Resolved when the step is durable, or with the error that kept it from becoming so.
+            Resolved with the step when it is durable, or with the error that kept it from becoming so; in the order of
+            steps, on whatever thread commits.
 
         Raises:
             StepOrderError, WriterFencedError, HistoryWriteError: as for :meth:`commit`; of the group that is full.
@@ -159,10 +164,7 @@ class HistoryWriter:
             if self._pending.has_finding or len(self._pending.steps) >= self._group.max_steps:
                 self._flush()
             elif self._timer is None:
-                self._timer = threading.Timer(self._group.max_wait_s, self._flush_late)
-                self._timer.daemon = True
-                self._timer.start()
-                settle_at_sigterm()
+                self._flush_in_time()
             return acknowledgement
 
     def flush(self) -> None:
@@ -182,12 +184,39 @@ class HistoryWriter:
         """
         self._fold.stop(_STOP_FOLDING_S)
         with self._exclusively():
-            if self._index.sealed or self._failure is not None:
+            if self._index.sealed:
+                return
+            if self._failure is not None:
+                self._resolve_pending(self._failure)
                 return
             self._flush()
             with self._latching(None):
                 self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
             self._fold.remove_expired(float("inf"))
+
+    def next_segment(self, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> HistoryWriter:
+        """Close this segment and begin the next one of the run, for a replay inside of one process.
+
+        Args:
+            run, descriptor, resume_step: see :meth:`create`.
+
+        Returns:
+            The writer of the next segment, with the settings of this one.
+
+        Raises:
+            WriterFencedError, HistoryWriteError: this segment cannot be sealed.
+            RunDirectoryInUseError: another process has claimed the next one.
+            RunDirectoryUnwritableError: it cannot be made.
+        """
+        self.close()
+        if self._failure is not None:
+            raise self._failure
+        try:
+            claim = continue_run(self.path, run, descriptor, resume_step, after=self.segment)
+        except RankfoldError as error:
+            self._failure = error
+            raise
+        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding)
 
     def abandon(self) -> None:
         """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""
@@ -195,9 +224,7 @@ class HistoryWriter:
         with self._exclusively():
             if self._failure is None:
                 self._failure = HistoryWriteError(f"the writer of segment {self.segment} was abandoned")
-            self._stop_timer()
-            self._pending, pending = PendingSteps(), self._pending
-            pending.resolve(self._failure)
+            self._resolve_pending(self._failure)
 
     def withdraw(self) -> None:
         """Take the claim back, for an attach that was refused elsewhere; only before the first commit.
@@ -242,14 +269,14 @@ class HistoryWriter:
             while self._deferred and not self._inside.depth:
                 self._deferred.pop()()
 
-    def _append(self, step: MergedStep) -> Future[None]:
+    def _append(self, step: MergedStep) -> Future[MergedStep]:
         if self._failure is not None:
             raise self._failure
         self._require_order(step.step)
         fresh = self._undefined_sites(step)
         self._notices, notices = (), self._notices
         acknowledgement = self._pending.add(
-            step.step,
+            step,
             {
                 "steps": encode_step(step),
                 "observations": encode_observations(step.packet),
@@ -285,19 +312,37 @@ class HistoryWriter:
     def _flush(self) -> None:
         self._fold.wait_for_room()
         if self._failure is not None:
+            self._resolve_pending(self._failure)
             raise self._failure
         if not self._pending.steps:
             return
+        begun = time.monotonic()
+        try:
+            with self._latching(self._pending.steps[0].step):
+                self._publish_steps(self._pending)
+        except BaseException as error:
+            self._resolve_pending(error)
+            raise
+        self._committed_at = time.monotonic()
+        self._commit_s = self._committed_at - begun
+        self._resolve_pending(None)
+        self._fold.start_if_due()
+
+    def _resolve_pending(self, failure: BaseException | None) -> None:
         self._stop_timer()
         self._pending, group = PendingSteps(), self._pending
-        try:
-            with self._latching(group.steps[0]):
-                self._publish_steps(group)
-        except BaseException as error:
-            group.resolve(error)
-            raise
-        group.resolve(None)
-        self._fold.start_if_due()
+        group.resolve(failure)
+
+    def _flush_in_time(self) -> None:
+        """Commit now, or set the timer that will."""
+        wait_s = self._group.wait_s(self._commit_s, time.monotonic() - self._committed_at)
+        if wait_s == 0.0:
+            self._flush()
+            return
+        self._timer = threading.Timer(wait_s, self._flush_late)
+        self._timer.daemon = True
+        self._timer.start()
+        settle_at_sigterm()
 
     def _flush_late(self) -> None:
         with suppress(RankfoldError), self._exclusively():
@@ -339,7 +384,7 @@ class HistoryWriter:
         data, entries = encode_chunk(group.joined(), (seq, seq))
         publish(self._folder / entries[0].file, data, uncontested(self._way))
         num_commits = self._index.num_commits + len(group.steps)
-        self._publish_index(self._index.followed_by(ChunkFile(entries), group.steps[-1], num_commits))
+        self._publish_index(self._index.followed_by(ChunkFile(entries), group.steps[-1].step, num_commits))
 
     def _publish_index(self, index: Index) -> None:
         publish_generation(self._folder, index, self._way)

@@ -41,9 +41,13 @@ class Sink(Protocol):
 
     The constructor runs on all ranks and must stay inert: no file, no connection, no thread; the object pickles until
     it is opened. The other calls come from one thread that belongs to this sink alone: :meth:`open` once, then
-    :meth:`emit` in ascending order of steps, :meth:`flush` when the sink has caught up, :meth:`close` once. A call may
-    raise: the sink then counts as failed and gets no further call but ``close``; training and other sinks go on. A
-    call may block for as long as it likes, which delays nobody else.
+    :meth:`emit` in ascending order of steps within a segment, :meth:`flush` when the sink has caught up, :meth:`close`
+    once. A call may raise: the sink then counts as failed and gets no further call but ``close``; training and other
+    sinks go on. A call may block for as long as it likes, which delays nobody else.
+
+    A sink may also have a method ``begin_segment(run: RunInfo)``. It is called between two steps when the run continues
+    with a new segment inside of one process: steps from ``run.resume_step`` on come again, and what the sink has shown
+    of them is superseded, as for an attempt that is opened with a ``resume_step``.
 
     A new sink is one class and one subclass of ``aggregator.testing.SinkContract``.
     """

@@ -70,6 +70,11 @@ class SinkRunner:
         for worker in self._workers:
             worker.offer(step)
 
+    def begin_segment(self, run: RunInfo) -> None:
+        """Tell every sink, in the order of its steps, that the run continues with a new segment; see ``Sink``."""
+        for worker in self._workers:
+            worker.begin_segment(run)
+
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
         """Let the sinks finish together within ``deadline_s`` seconds, and say what became of each, in their order.
 
@@ -91,7 +96,7 @@ class _SinkWorker:
         self._name = sink.name
         self._run = run
         # Bounded by offer, not by the queue, so that the end mark always finds room.
-        self._queue: queue.Queue[MergedStep | None] = queue.Queue()
+        self._queue: queue.Queue[MergedStep | RunInfo | None] = queue.Queue()
         self._queue_steps = queue_steps
         self._lock = threading.Lock()
         self._num_emitted = 0
@@ -107,6 +112,11 @@ class _SinkWorker:
             else:
                 self._queue.put(step)
 
+    def begin_segment(self, run: RunInfo) -> None:
+        with self._lock:
+            if not self._failure:
+                self._queue.put(run)
+
     def finish(self) -> None:
         self._queue.put(None)
 
@@ -115,7 +125,7 @@ class _SinkWorker:
             state = "failed" if self._failure else "late" if self.thread.is_alive() else "ok"
             detail = self._failure
             if state == "late":
-                waiting = sum(step is not None for step in tuple(self._queue.queue))
+                waiting = sum(isinstance(step, MergedStep) for step in tuple(self._queue.queue))
                 detail = f"still in {self._doing}, {waiting} steps wait"
             return SinkReport(self._name, state, self._num_emitted, self._num_dropped, detail)
 
@@ -137,6 +147,12 @@ class _SinkWorker:
             step = self._queue.get()
             if step is None:
                 return
+            if isinstance(step, RunInfo):
+                self._doing = f"begin_segment {step.segment}"
+                # Optional: a sink to which the number of a step means nothing need not know.
+                if (begin_segment := getattr(self._sink, "begin_segment", None)) is not None:
+                    begin_segment(step)
+                continue
             self._doing = f"emit of step {step.step}"
             self._sink.emit(step)
             with self._lock:
@@ -150,6 +166,6 @@ class _SinkWorker:
             if not self._failure:
                 self._failure = f"{self._doing}: {type(error).__name__}: {error}"
             while not self._queue.empty():
-                self._num_dropped += self._queue.get() is not None
+                self._num_dropped += isinstance(self._queue.get(), MergedStep)
             # The step that raised was taken from the queue and is not in the sink.
             self._num_dropped += self._doing.startswith("emit")

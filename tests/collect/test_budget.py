@@ -125,7 +125,7 @@ def test_a_budget_that_all_fits_in_changes_nothing():
 
 
 def test_the_cost_of_a_step_is_in_its_facts():
-    kept, session, _ = train(None)
+    kept, *_ = train(None)
     weights = 4 * (4 * 4 + 4 + 4 * 1 + 1)
     outputs = 4 * (2 * 4 + 2 * 4 + 2 * 1)
     updates = 2 * weights

@@ -46,6 +46,7 @@ class Schedule:
             self.disputant, self.disputes_at_attach = random.randrange(NUM_RANKS), random.random() < 0.3
         plans = [self._plan(rank, numbers, random) for rank in range(NUM_RANKS)]
         self._break_ranks(plans, random)
+        plans[0].records_s = random.choice((0.0, 0.0, 1.0, 20.0))
         links = self._links(random)
         world = SimulatedWorld(plans, hosts, random.choice((2, 3)), links, random)
         world.run()

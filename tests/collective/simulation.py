@@ -13,10 +13,11 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from aggregator.collective.account import Account
 from aggregator.collective.agreement import agree
 from aggregator.collective.coordinator import Coordinator
 from aggregator.collective.frames import Frame, parse_header
-from aggregator.collective.inbox import CloseRequested, Inbox, Submitted
+from aggregator.collective.inbox import CloseRequested, Inbox, Recorded, Submitted
 from aggregator.collective.neighbours import Neighbours
 from aggregator.collective.record import Record
 from aggregator.collective.tree import TreePosition, plan_tree
@@ -55,6 +56,7 @@ class Plan:
         dies_at: when its process ends, None for never.
         is_noticed: whether its neighbours see their connections end when it dies, or it is just silent.
         fails_at: step that its recorder cannot write.
+        records_s: how long a step is merged before it is durable, at most.
     """
 
     offer: AttachOffer
@@ -64,6 +66,7 @@ class Plan:
     dies_at: float | None = None
     is_noticed: bool = True
     fails_at: int | None = None
+    records_s: float = 0.0
 
 
 @dataclass
@@ -97,6 +100,8 @@ class SimulatedWorld:
         self.ranks = [SimulatedRank(plan, position) for plan, position in zip(plans, tree, strict=True)]
         for rank in self.ranks:
             rank.recorder = MemoryRecorder(fail_at=rank.plan.fails_at)
+            if rank.plan.records_s:
+                rank.recorder.defer = lambda write, rank=rank: self._record_late(rank, write)
             self.at(rank.plan.comes_at, lambda rank=rank: self._start(rank))
             if rank.plan.dies_at is not None:
                 self.at(rank.plan.dies_at, lambda rank=rank: self._die(rank))
@@ -129,8 +134,15 @@ class SimulatedWorld:
         except StopIteration:
             rank.process, rank.ended_at = None, self.now
             return
+        self._require_told_what_is_durable(rank)
         if deadline is not None:
             self.at(deadline, lambda: self._pass_deadline(rank, deadline))
+
+    def _require_told_what_is_durable(self, rank: SimulatedRank) -> None:
+        durable = [step.step for step in self.ranks[0].recorder.steps]
+        account = rank.coordinator.account if rank.coordinator is not None else Account()
+        assert account.num_committed <= len(durable)
+        assert account.last_committed_step is None or account.last_committed_step in durable
 
     def _pass_deadline(self, rank: SimulatedRank, deadline: float) -> None:
         if rank.process is not None and not rank.is_dead and rank.deadline == deadline:
@@ -141,7 +153,8 @@ class SimulatedWorld:
         links = {peer: _Link(self, rank, self.ranks[peer]) for peer in rank.position.neighbours}
         waits = Waits(rank.position, rank.plan.offer.deadlines)
         member = Member(rank.position, waits, Neighbours(rank.position, links), lambda: self.now)
-        record = Record(lambda: rank.recorder) if rank.position.parent is None else None
+        is_root = rank.position.parent is None
+        record = Record(lambda: rank.recorder, lambda: rank.inbox.put(Recorded())) if is_root else None
         rank.coordinator = Coordinator(member, record)
         try:
             yield from agree(rank.plan.offer, member, record, dict)
@@ -153,6 +166,14 @@ class SimulatedWorld:
         self._train(rank)
         rank.report = yield from rank.coordinator.serve()
         member.neighbours.close(0.0)
+
+    def _record_late(self, rank: SimulatedRank, write: Callable[[], None]) -> None:
+        def happen() -> None:
+            if not rank.is_dead:
+                write()
+                self.wake(rank)
+
+        self.at(self.now + self.random.uniform(0.0, rank.plan.records_s), happen)
 
     def _train(self, rank: SimulatedRank) -> None:
         """The training thread: it submits its steps while merging runs, and closes."""

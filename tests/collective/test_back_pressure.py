@@ -14,15 +14,15 @@ from tests.ranks import run_ranks
 
 
 class _StalledRecorder(MemoryRecorder):
-    """Commits nothing before it is let go."""
+    """Takes nothing before it is let go."""
 
     def __init__(self):
         super().__init__()
         self.go = threading.Event()
 
-    def commit(self, step):
+    def append(self, step):
         assert self.go.wait(20)
-        return super().commit(step)
+        return super().append(step)
 
 
 def _too_many_steps(rank, world_size):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from aggregator.catalogue import MergedStep
@@ -20,14 +23,23 @@ IMPATIENT = Deadlines(attach_s=20, merge_s=1.5, close_s=5)
 
 
 class MemoryRecorder:
-    """Keeps merged steps in a list; can refuse, or fail at a step."""
+    """Keeps merged steps in a list; can refuse, fail at a step, or take its time until a step is durable.
+
+    Attributes:
+        steps: those that are durable.
+        defer: called with what makes the oldest pending step durable, to be done later; None does it at once.
+    """
 
     def __init__(self, refusal: RankfoldError | None = None, fail_at: int | None = None) -> None:
         self.offer: AttachOffer | None = None
         self.steps: list[MergedStep] = []
         self.is_closed = False
         self.is_aborted = False
+        self.is_guarded = False
+        self.defer: Callable[[Callable[[], None]], None] | None = None
         self._refusal, self._fail_at = refusal, fail_at
+        self._pending: deque[tuple[MergedStep, Future[MergedStep]]] = deque()
+        self._has_failed = False
 
     def claim(self, offer: AttachOffer) -> AttachReply:
         if self._refusal is not None:
@@ -35,14 +47,37 @@ class MemoryRecorder:
         self.offer = offer
         return AttachReply(RUN_ID, 0)
 
-    def commit(self, step: MergedStep) -> MergedStep:
-        if step.step == self._fail_at:
-            raise OSError("no space left on device")
-        self.steps.append(step)
-        return step
+    def guard(self) -> None:
+        self.is_guarded = True
+
+    def append(self, step: MergedStep) -> Future[MergedStep]:
+        acknowledgement: Future[MergedStep] = Future()
+        self._pending.append((step, acknowledgement))
+        if self.defer is None:
+            self.write_one()
+        else:
+            self.defer(self.write_one)
+        return acknowledgement
+
+    def write_one(self) -> None:
+        """Make the oldest pending step durable, unless somebody has."""
+        if not self._pending:
+            return
+        step, acknowledgement = self._pending.popleft()
+        self._has_failed = self._has_failed or step.step == self._fail_at
+        if self._has_failed:
+            acknowledgement.set_exception(OSError("no space left on device"))
+        else:
+            self.steps.append(step)
+            acknowledgement.set_result(step)
+
+    def flush(self) -> None:
+        while self._pending:
+            self.write_one()
 
     def close(self, deadline_s: float) -> tuple[SinkReport, ...]:
         assert deadline_s > 0
+        self.flush()
         self.is_closed = True
         return (SinkReport("memory", "ok", len(self.steps), 0),)
 

@@ -39,7 +39,7 @@ class HistoryMachine(RuleBasedStateMachine):
             {},
             DEFAULT_DESCRIPTOR,
             resume_step,
-            group=GroupCommit(4, 3600.0),
+            group=GroupCommit(4, 3600.0, 0.0),
             folding=FoldingPolicy((3, 2), grace_s=0.0),
         )
         self.catalogue = Catalogue()
@@ -93,12 +93,22 @@ class HistoryMachine(RuleBasedStateMachine):
         self.writer.close()
         self.resume(back)
 
+    @rule(back=st.integers(0, 6))
+    def begin_segment(self, back):
+        self.acknowledge()
+        start = self.forget(back)
+        self.writer = self.writer.next_segment({}, DEFAULT_DESCRIPTOR, start)
+        self.catalogue = Catalogue()
+
     def resume(self, back):
         self.pending = {}
+        self.open(self.forget(back))
+
+    def forget(self, back):
         start = max(0, max(self.durable, default=0) - back)
         self.durable = {step: kept for step, kept in self.durable.items() if step < start}
         self.next_step = start
-        self.open(start)
+        return start
 
     @invariant()
     def every_reader_sees_what_was_acknowledged(self):

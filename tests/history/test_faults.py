@@ -16,7 +16,9 @@ FOLDING = FoldingPolicy((4, 2))
 
 
 def create(path, resume_step=None):
-    return HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, resume_step, folding=FOLDING, group=GroupCommit(3, 60.0))
+    return HistoryWriter.create(
+        path, {}, DEFAULT_DESCRIPTOR, resume_step, folding=FOLDING, group=GroupCommit(3, 60.0, 0.0)
+    )
 
 
 def commit(writer, *steps):

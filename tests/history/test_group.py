@@ -15,7 +15,7 @@ from telemetry.errors import HistoryWriteError, StepOrderError, WriterFencedErro
 from telemetry.summary import DEFAULT_DESCRIPTOR
 from tests.history.history_processes import packet_of
 
-SLOW = GroupCommit(max_steps=10, max_wait_s=3600.0)
+SLOW = GroupCommit(max_steps=10, max_wait_s=3600.0, busy_share=0.0)
 
 
 def create(path, group=SLOW, resume_step=None):
@@ -39,9 +39,32 @@ def test_a_group_is_one_file_and_is_acknowledged_as_a_whole(tmp_path):
 
 
 def test_a_step_does_not_wait_for_others_longer_than_it_is_told_to(tmp_path):
-    writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=0.01))
+    writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=0.01, busy_share=0.0))
     writer.append(make_step(packet_of(1))).result(timeout=50)
     assert committed(tmp_path) == [1]
+
+
+def test_a_step_that_comes_after_a_pause_does_not_wait(tmp_path):
+    writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=3600.0))
+    assert writer.append(make_step(packet_of(1))).done()
+    time.sleep(20 * writer._commit_s)
+    assert writer.append(make_step(packet_of(2))).done()
+
+
+@pytest.mark.parametrize(
+    ("commit_s", "since_s", "wait_s"),
+    [(0.0, float("inf"), 0.0), (0.01, 0.0, 0.09), (0.01, 0.03, 0.06), (0.01, 0.2, 0.0), (5.0, 1.0, 1.0)],
+)
+def test_commits_take_a_tenth_of_the_time_at_most(commit_s, since_s, wait_s):
+    assert GroupCommit().wait_s(commit_s, since_s) == pytest.approx(wait_s)
+
+
+def test_a_folding_thread_that_fails_for_good_does_not_leave_pending_steps_unanswered(tmp_path):
+    writer = create(tmp_path)
+    told = writer.append(make_step(packet_of(1)))
+    writer._failure = WriterFencedError("the folding thread found the next generation taken")
+    writer.close()
+    assert told.exception() is writer._failure
 
 
 def test_a_finding_is_durable_at_once_with_all_before_it(tmp_path):
@@ -97,7 +120,7 @@ from aggregator.history import GroupCommit, HistoryWriter
 from aggregator.testing.packets import make_step
 from telemetry.summary import DEFAULT_DESCRIPTOR
 {before}
-writer = HistoryWriter.create(sys.argv[1], {{}}, DEFAULT_DESCRIPTOR, group=GroupCommit(50, 3600.0))
+writer = HistoryWriter.create(sys.argv[1], {{}}, DEFAULT_DESCRIPTOR, group=GroupCommit(50, 3600.0, 0.0))
 for step in range(57):
     writer.append(make_step(packet_of(step)))
 print("ready", flush=True)
@@ -172,7 +195,7 @@ def test_a_process_that_commits_each_step_keeps_its_handler_of_sigterm(tmp_path)
 
 
 def test_the_delay_of_the_timer_is_what_is_measured(tmp_path):
-    writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=0.05))
+    writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=0.05, busy_share=0.0))
     begun = time.monotonic()
     writer.append(make_step(packet_of(1))).result(timeout=50)
     assert time.monotonic() - begun >= 0.05
