@@ -8,7 +8,8 @@ from typing import Final
 from aggregator.catalogue import MergedStep
 from aggregator.events.event import Event
 from aggregator.events.receivers import QUEUE_EVENTS, EventFilter, EventQueue, Subscription
-from aggregator.events.translate import UPDATE_TO_WEIGHT, events_of
+from aggregator.events.translate import events_of
+from aggregator.health.update_ratio import UPDATE_TO_WEIGHT
 from aggregator.sinks.protocol import RunInfo
 from aggregator.sinks.values import NONFINITE
 from telemetry.errors import ConfigurationError, FieldUnknownError

@@ -9,15 +9,13 @@ from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
 from aggregator.events.event import Event, FindingEvent, HistogramEvent, ScalarEvent, UnavailableEvent
-from aggregator.health.update_ratio import update_pairs, update_ratios
+from aggregator.health.update_ratio import UPDATE_TO_WEIGHT, update_pairs, update_ratios
 from aggregator.sinks.values import step_values
 from telemetry.presence import Presence
 from telemetry.summary import Histogram
 from telemetry.summary.fields import FINITE
 
-__all__ = ["UPDATE_TO_WEIGHT", "events_of"]
-
-UPDATE_TO_WEIGHT: Final = "update_to_weight"
+__all__ = ["events_of"]
 
 _NOTHING_FINITE: Final = "no finite element"
 _NO_NUMBER: Final = "undefined for these values"

@@ -7,6 +7,7 @@ rms is an estimate; a ratio of root mean squares needs no scaling for that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,10 @@ from telemetry.presence import Presence
 from telemetry.sites import SiteSpec
 from telemetry.summary import derive
 
-__all__ = ["update_pairs", "update_ratios"]
+__all__ = ["UPDATE_TO_WEIGHT", "ratio_of", "update_pairs", "update_ratios"]
+
+UPDATE_TO_WEIGHT: Final = "update_to_weight"
+"""Name of the ratio as a field of the kind ``update``."""
 
 Rows = NDArray[np.int64]
 
@@ -40,6 +44,11 @@ def update_ratios(step: MergedStep, updates: Rows, weights: Rows) -> tuple[Rows,
     both = observed[updates] & observed[weights]
     updates, weights = updates[both], weights[both]
     rms = np.asarray(derive("rms", packet.ints, packet.floats), dtype=np.float64)
+    return updates, ratio_of(rms[updates], rms[weights])
+
+
+def ratio_of(update_rms: NDArray[np.float64], weight_rms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Divide element by element; NaN where that is no finite number."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratios = rms[updates] / rms[weights]
-    return updates, np.where(np.isfinite(ratios), ratios, np.nan)
+        ratios = update_rms / weight_rms
+    return np.where(np.isfinite(ratios), ratios, np.nan)

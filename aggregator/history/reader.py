@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from aggregator.health.update_ratio import UPDATE_TO_WEIGHT
 from aggregator.history.coarsen import COARSE_FIELDS, coarsened
 from aggregator.history.follow import Cursor, Followed, newest_cursor
 from aggregator.history.losses import Loss, losses_table
@@ -25,6 +26,7 @@ from aggregator.history.segments import segments_table
 from aggregator.history.selection import as_names, matching, require_fields, select_series
 from aggregator.history.series import SeriesCatalogue
 from aggregator.history.snapshot import read_manifest, salvaged_manifest
+from aggregator.history.update_ratio import ratio_series, require_update
 from telemetry.errors import HistogramAbsentError, HistoryDamagedError
 from telemetry.summary import FLOAT_FIELDS, INT_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
 
@@ -144,7 +146,8 @@ class History:
 
         Args:
             site, kind: which site.
-            field: any of ``telemetry.summary.SUMMARY_FIELDS``, for example ``rms``, ``nan`` or ``absmax``.
+            field: any of ``telemetry.summary.SUMMARY_FIELDS``, for example ``rms``, ``nan`` or ``absmax``; of the kind
+                ``update`` also ``update_to_weight``, the rms of the update over that of the parameter after it.
             steps: step numbers, as a range or one by one; None for all.
             series: which series of a site that has drifted, see :meth:`sites`; None for the last one.
 
@@ -158,7 +161,11 @@ class History:
         Raises:
             SiteUnknownError, KindUnknownError, FieldUnknownError: with near names.
         """
-        require_fields([field], SUMMARY_FIELDS)
+        require_fields([field], (*SUMMARY_FIELDS, UPDATE_TO_WEIGHT))
+        if field == UPDATE_TO_WEIGHT:
+            require_update(kind)
+            parts = (self.series(site, one, "rms", steps=steps, series=series) for one in ("update", "parameter"))
+            return ratio_series(*parts)
         views = self._tables.views()
         catalogue = self._catalogue(views)
         numbers = catalogue.table["series"].filter(

@@ -221,3 +221,27 @@ def test_a_follower_gets_every_commit_once_across_folding_and_attempts(tmp_path)
     assert seen == [(0, step) for step in range(10)] + [(1, step) for step in range(7, 15)]
     assert history.follow(rest.cursor).steps.num_rows == 0
     assert history.follow(rest.cursor).cursor == rest.cursor
+
+
+# How much of its own size a step changes a weight
+
+
+def test_the_update_to_weight_ratio_is_a_series_over_the_steps_that_have_both(tmp_path):
+    update = make_site("w", "update", numel=4)
+    halves, zeros = summarize(torch.full((4,), 0.5)), summarize(torch.zeros(4))
+    packets = [
+        make_packet(0, {WEIGHT: ones(), update: halves}),
+        make_packet(1, {WEIGHT: ones()}),
+        make_packet(2, {update: halves}),
+        make_packet(3, {WEIGHT: zeros, update: halves}),
+        make_packet(4, {WEIGHT: ones()}, unobserved={update: (Presence.SITE_ABSENT, "skipped")}),
+        make_packet(5, {WEIGHT: ones(), update: zeros}),
+    ]
+    history = record(tmp_path, packets)
+    found = history.series("w", "update", "update_to_weight")
+    assert list(zip(found["step"].to_pylist(), found["value"].to_pylist(), strict=True)) == [
+        (0, 0.5), (2, None), (3, None), (4, None), (5, 0.0),
+    ]  # fmt: skip
+    assert history.series("w", "update", "update_to_weight", steps=range(3))["step"].to_pylist() == [0, 2]
+    with pytest.raises(FieldUnknownError, match="kind 'update'"):
+        history.series("w", "parameter", "update_to_weight")
