@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import telemetry
+from telemetry.presence import Presence
 from tests.aggregators import KeepingAggregator
 
 STEPS = 7
@@ -257,3 +258,16 @@ def test_the_forced_overflow_was_skipped_and_the_scale_grew_and_fell():
         2.0**11,
     ]
     assert state["scale"]["scale"] == 2.0**11
+
+
+def test_a_layer_that_is_set_free_and_given_to_the_optimizer_has_updates_from_then_on():
+    _, kept = train(Unfrozen, {"every": 1})
+    found = [kept.presence("update", "twice.weight", step)[0] for step in kept.steps]
+    assert found == [Presence.SITE_ABSENT] * 3 + [Presence.OBSERVED] * 4
+    assert kept.summary("update", "twice.weight", 4).absmax > 0
+    assert kept.summary("gradient", "twice.weight", 4).absmax > 0
+
+
+def test_rows_of_a_module_that_runs_twice_count_its_calls():
+    _, kept = train(Loop, {"every": 1})
+    assert kept.summary("activation", "twice", 2).calls == kept.summary("activation_grad", "twice", 2).calls == 2
