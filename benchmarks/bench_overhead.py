@@ -3,7 +3,8 @@
 Every variant trains its own copy of one model on the same batches. A block is a turn of every variant, in an order
 drawn anew; a turn is several steps of one variant in a row, so that what its merge and its history still do in the
 background falls on its own next steps, as it does in a run. Each block gives one ratio, the sum of a variant's steps
-over the sum of the unobserved ones; the table shows the median over blocks and their range. Observers of other projects
+over the sum of the unobserved ones; the table shows the median over blocks and their range. The last column is the same
+ratio of processor time of the training thread, which other load on the machine moves less. Observers of other projects
 take part where they are installed: pip install wandb torchlens torchinstruments.
 
     python benchmarks/bench_overhead.py [--blocks 5] [--steps 4] [--intervals]
@@ -66,16 +67,23 @@ class Variant:
     target: float | None
     records: str
     seconds: list[float] = field(default_factory=list)
+    thread_seconds: list[float] = field(default_factory=list)
 
     def train_step(self, step: int, batch: Tensor) -> None:
         """Train one step and keep its duration."""
-        started = time.perf_counter()
+        started, thread_started = time.perf_counter(), time.thread_time()
         with self.scope(step):
             logits = self.model(batch[:, :-1])
             self.optimizer.zero_grad()
             cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
             self.optimizer.step()
         self.seconds.append(time.perf_counter() - started)
+        self.thread_seconds.append(time.thread_time() - thread_started)
+
+    def forget_last(self) -> None:
+        """Leave the last step out."""
+        self.seconds.pop()
+        self.thread_seconds.pop()
 
 
 def watched(options: dict[str, Any]) -> Attach:
@@ -117,22 +125,22 @@ def measure(variants: list[Variant], config: GPTConfig, args: argparse.Namespace
     batches = torch.randint(256, (args.steps, args.batch, config.context + 1))
     for variant in variants:
         variant.train_step(1, batches[0])
-        variant.seconds.clear()
+        variant.forget_last()
     order = random.Random(0)
     for block in range(args.blocks):
         for variant in order.sample(variants, len(variants)):
             # One step that is not timed takes the caches over from the variant before.
             variant.train_step(2 + block * (args.steps + 1), batches[0])
-            variant.seconds.pop()
+            variant.forget_last()
             for index in range(args.steps):
                 variant.train_step(3 + block * (args.steps + 1) + index, batches[index])
         print(f"  block {block + 1} of {args.blocks}", file=sys.stderr, flush=True)
 
 
-def ratios(variant: Variant, baseline: Variant, steps: int) -> list[float]:
-    """Return one ratio for each block."""
-    starts = range(0, len(variant.seconds), steps)
-    return [sum(variant.seconds[i : i + steps]) / sum(baseline.seconds[i : i + steps]) for i in starts]
+def ratios(seconds: list[float], baseline: list[float], steps: int) -> list[float]:
+    """Return one ratio for each block of ``steps`` steps."""
+    starts = range(0, len(seconds), steps)
+    return [sum(seconds[i : i + steps]) / sum(baseline[i : i + steps]) for i in starts]
 
 
 def main() -> None:
@@ -157,14 +165,15 @@ def main() -> None:
         variants = make_variants(model, Path(root), stack, args)
         measure(variants, config, args)
     baseline = variants[0]
-    print(f"\n{'variant':<42}{'ms a step':>10}{'ratio':>8}{'target':>8}   range over {args.blocks} blocks")
+    print(f"\n{'variant':<42}{'ms a step':>10}{'ratio':>8}{'target':>8}   range over {args.blocks} blocks   thread")
     for variant in variants:
-        found = ratios(variant, baseline, args.steps)
+        found = ratios(variant.seconds, baseline.seconds, args.steps)
+        of_thread = statistics.median(ratios(variant.thread_seconds, baseline.thread_seconds, args.steps))
         milliseconds = 1e3 * statistics.median(variant.seconds)
         target = "" if variant.target is None else f"{variant.target:.2f}"
         print(
             f"{variant.name:<42}{milliseconds:>10.1f}{statistics.median(found):>8.3f}{target:>8}"
-            f"   {min(found):.3f} to {max(found):.3f}"
+            f"   {min(found):.3f} to {max(found):.3f}     {of_thread:>8.3f}"
         )
     for variant in variants:
         if variant.records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -12,15 +13,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from telemetry.errors import RankfoldError
+from launch.lazy import LazyGroup
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="rankfold",
+    cls=LazyGroup,
     help="One exact, rank-merged record of a distributed training run.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
@@ -85,15 +87,35 @@ def _doctor(
 
 
 def _print_error(text: str) -> None:
-    """Print what :class:`RankfoldError` says of itself: ``[code] message``, ranks, remedy, one a line."""
+    """Print what a ``RankfoldError`` says of itself: ``[code] message``, ranks, remedy, one a line."""
     code, _, rest = text.partition("] ")
     Console(stderr=True, soft_wrap=True).print(Text.assemble((code + "]", "bold red"), " ", rest))
 
 
-def main() -> None:
-    """Run the command line; a Rankfold error is printed without a traceback and exits 1, wrong usage exits 2."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; a Rankfold error is printed without a traceback.
+
+    Args:
+        arguments: the words after ``rankfold``; those of this process if None.
+    """
     try:
-        app()
-    except RankfoldError as error:
+        app(None if arguments is None else list(arguments))
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
         _print_error(str(error))
-        sys.exit(1)
+        return 1
+    return 0
+
+
+def _is_refusal(error: Exception) -> bool:
+    # Not imported for this alone: whoever raised one of these errors has imported them, and torch with them.
+    errors = sys.modules.get("telemetry.errors")
+    return errors is not None and isinstance(error, errors.RankfoldError)
+
+
+def main() -> None:
+    """Run the command line of this process, and end it with the exit code of the command."""
+    sys.exit(run())

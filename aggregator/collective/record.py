@@ -128,15 +128,15 @@ class Record:
         if not packet.definitions and self._catalogue.knows(packet.sites):
             return packet
         defined = {site.site_id for site in packet.definitions}
-        new = [key for key in dict.fromkeys((*packet.sites.tolist(), *defined)) if key not in self._catalogue]
-        unknown = [key for key in new if key not in self._offered and key not in defined]
+        new = {key for key in (*packet.sites.tolist(), *defined) if key not in self._catalogue}
+        unknown = sorted(key for key in new if key not in self._offered and key not in defined)
         if unknown:
             raise PacketMalformedError(
                 f"{len(unknown)} rows have site ids that no rank has defined, the first is {unknown[0]:#018x}",
                 step=packet.step,
             )
-        # What was offered goes first: it is the earlier definition.
-        offered = [self._offered[key] for key in new if key in self._offered]
+        # What was offered goes first: it is the earlier definition. Its order is that of the model.
+        offered = [definition for key, definition in self._offered.items() if key in new]
         joined = join_definitions((offered, defined_sites(packet)))
         return replace(
             packet, definitions=tuple(site for site, _ in joined), defined_by=tuple(ranks for _, ranks in joined)

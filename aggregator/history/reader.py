@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from aggregator.catalogue import MergedStep
 from aggregator.health.update_ratio import UPDATE_TO_WEIGHT
 from aggregator.history.coarsen import COARSE_FIELDS, coarsened
 from aggregator.history.follow import Cursor, Followed, newest_cursor
@@ -22,6 +23,7 @@ from aggregator.history.losses import Loss, losses_table
 from aggregator.history.plan import Query, TableReader, Views
 from aggregator.history.present import COLUMNS, DEFAULT_COLUMNS, Scales, present, stored_columns
 from aggregator.history.quantiles import quantile_rows, require_quantiles
+from aggregator.history.replay import Replay
 from aggregator.history.segments import segments_table
 from aggregator.history.selection import as_names, matching, require_fields, select_series
 from aggregator.history.series import SeriesCatalogue
@@ -230,6 +232,16 @@ class History:
                 yield from (rows if where is None else rows.filter(where)).cast(schema).to_batches()
 
         return pa.RecordBatchReader.from_batches(schema, batches())
+
+    def merged_steps(self) -> Iterator[MergedStep]:
+        """Yield the recorded steps as sinks receive them, ascending: to show a record elsewhere after its run.
+
+        One file of the record is in memory at a time. Sampled sites are as they were counted, not scaled.
+        """
+        views = self._tables.views()
+        replay = Replay(self.run_id, self.descriptor, self._catalogue(views))
+        steps, findings = (self._tables.read(Query(table), views) for table in ("steps", "findings"))
+        return replay.steps(steps, findings, self._tables.parts(Query("observations"), views))
 
     def histogram(self, site: str, kind: str, step: int) -> Histogram:
         """Return the histogram of a site at a step, counts exactly as merged.

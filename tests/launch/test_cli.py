@@ -31,7 +31,7 @@ def test_a_rankfold_error_exits_1_with_code_and_remedy_and_no_traceback(monkeypa
     from launch import cli
     from telemetry.errors import RunDirectoryInUseError
 
-    def refuse():
+    def refuse(_):
         raise RunDirectoryInUseError("runs/x already holds a run", remedy="name another [directory]")
 
     monkeypatch.setattr(cli, "app", refuse)

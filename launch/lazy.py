@@ -1,0 +1,79 @@
+"""Commands whose modules are imported when they are called: torch alone takes longer to load than to answer --help."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["LAZY_COMMANDS", "LazyCommand", "LazyGroup"]
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is, and the first line of its help."""
+
+    module: str
+    function: str
+    summary: str
+
+    def load(self) -> Any:
+        """Import the function."""
+        return getattr(import_module(self.module), self.function)
+
+
+LAZY_COMMANDS: Final = {
+    "ls": LazyCommand(
+        "launch.commands.ls", "list_runs", "List the runs below a folder, the one written last at the end."
+    ),
+    "inspect": LazyCommand(
+        "launch.commands.inspect", "inspect", "Show identity, layout, sites, coverage, findings and cost of a run."
+    ),
+    "series": LazyCommand(
+        "launch.commands.series", "series", "Show a field of the sites that a name or a glob means, over the steps."
+    ),
+    "top": LazyCommand(
+        "launch.commands.top",
+        "top",
+        "Show which sites moved most, which are dead, and which hold values that are not finite, by rank.",
+    ),
+    "watch": LazyCommand(
+        "launch.commands.watch", "watch", "Follow a run while it is written, until it is closed or Ctrl-C."
+    ),
+    "compare": LazyCommand(
+        "launch.commands.compare", "compare", "Compare two runs by site and step; exits 3 where they differ."
+    ),
+    "export": LazyCommand(
+        "launch.commands.export",
+        "export",
+        "Write a record as TensorBoard events, a W&B run, JSON lines, Parquet or CSV.",
+    ),
+    "verify": LazyCommand(
+        "launch.commands.verify",
+        "verify",
+        "Check every byte of a run, and then what its numbers must satisfy; exits 3 where something is wrong.",
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that has ``LAZY_COMMANDS`` beside the commands that were added to it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return all names."""
+        return [*super().list_commands(ctx), *LAZY_COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command to be listed; one that is lazy has its summary alone."""
+        if cmd_name in LAZY_COMMANDS:
+            return TyperCommand(cmd_name, help=LAZY_COMMANDS[cmd_name].summary)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the words call, imported now."""
+        if args and args[0] in LAZY_COMMANDS:
+            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            app.command(args[0])(LAZY_COMMANDS[args[0]].load())
+            return args[0], typer.main.get_command(app), args[1:]
+        return super().resolve_command(ctx, args)
