@@ -19,17 +19,16 @@ from typing import Any, Final
 from aggregator.catalogue import MergedStep
 from aggregator.history.chunks import encode_chunk
 from aggregator.history.claim import Claim, begin_run, continue_run, is_own_restart, withdraw
-from aggregator.history.encode import encode_findings, encode_observations, encode_sites, encode_step
 from aggregator.history.fence import publish_generation
 from aggregator.history.folder import Folder
 from aggregator.history.folding import FoldingPolicy
 from aggregator.history.group import GroupCommit, PendingSteps
 from aggregator.history.index import ChunkFile, Index
+from aggregator.history.intake import Intake
 from aggregator.history.layout import segment_folder
 from aggregator.history.publish import publish, uncontested
 from aggregator.history.termination import settle_at_exit, settle_at_sigterm
-from telemetry.errors import HistoryWriteError, RankfoldError, StepOrderError, WriterFencedError
-from telemetry.sites import SiteSpec
+from telemetry.errors import HistoryWriteError, RankfoldError, WriterFencedError
 from telemetry.summary.histogram import HistogramDescriptor
 
 __all__ = ["HistoryWriter"]
@@ -70,8 +69,7 @@ class HistoryWriter:
         self._timer: threading.Timer | None = None
         self._commit_s = 0.0
         self._committed_at = float("-inf")
-        self._newest_step: int | None = None
-        self._written_sites: dict[int, SiteSpec] = {}
+        self._intake = Intake(claim.segment, resume_step)
         self._failure: RankfoldError | None = None
         self._notices: tuple[Mapping[str, Any], ...] = ()
         self._lock = threading.Condition(threading.RLock())
@@ -272,42 +270,9 @@ class HistoryWriter:
     def _append(self, step: MergedStep) -> Future[MergedStep]:
         if self._failure is not None:
             raise self._failure
-        self._require_order(step.step)
-        fresh = self._undefined_sites(step)
-        self._notices, notices = (), self._notices
-        acknowledgement = self._pending.add(
-            step,
-            {
-                "steps": encode_step(step),
-                "observations": encode_observations(step.packet),
-                "sites": encode_sites(fresh, step.step),
-                "findings": encode_findings((*step.packet.findings, *notices), step.step),
-            },
-        )
-        self._newest_step = step.step
-        self._written_sites.update((site.site_id, site) for site in fresh)
-        return acknowledgement
-
-    def _require_order(self, step: int) -> None:
-        last, start = self._newest_step, self.resume_step
-        if last is not None and step <= last:
-            raise StepOrderError(
-                f"step {step} was to follow step {last} in segment {self.segment}",
-                step=step,
-                remedy="step numbers must increase; a replay needs a new segment",
-            )
-        if start is not None and step < start:
-            raise StepOrderError(
-                f"segment {self.segment} begins at resume_step={start}",
-                step=step,
-                remedy="give the first step that is logged again as resume_step",
-            )
-
-    def _undefined_sites(self, step: MergedStep) -> list[SiteSpec]:
-        """Return the sites whose definition is not yet stored as it is now; it may have gained names, or drifted."""
-        named = zip(step.packet.sites.tolist(), step.sites, strict=True)
-        found = {**{site.site_id: site for site in step.new_sites}, **dict(named)}
-        return [site for key, site in found.items() if self._written_sites.get(key) != site]
+        tables = self._intake.take(step, self._notices)
+        self._notices = ()
+        return self._pending.add(step, tables)
 
     def _flush(self) -> None:
         self._fold.wait_for_room()
