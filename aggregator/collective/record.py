@@ -72,7 +72,7 @@ class Record:
         """Hand one step to the recorder.
 
         Raises:
-            RankfoldError: this step or one before it cannot be in the record; merging must stop.
+            RankfoldError: this step, one before it, or any further one cannot be in the record; merging must stop.
         """
         assert self._recorder is not None, "attach claims before any step"
         self._missing.update(outcome.missing)
@@ -83,6 +83,8 @@ class Record:
         self.settle()
         if not acknowledgement.done():
             acknowledgement.add_done_callback(lambda _: self._wake())
+        if (failure := self._recorder.failure) is not None:
+            raise failure
 
     @property
     def is_settled(self) -> bool:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from aggregator.catalogue import MergedStep
+from telemetry.errors import RankfoldError
 from telemetry.protocol import AttachOffer, AttachReply, SinkReport
 
 __all__ = ["RecorderFactory", "StepRecorder", "default_recorder"]
@@ -39,6 +40,11 @@ class StepRecorder(Protocol):
             Resolved once the step is durable, with the step as it was written, because the recorder may add findings;
             or with the error that kept it from becoming durable. Resolved on any thread, in the order of steps.
         """
+        ...
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why no further step can be appended, though those that were are fine; None while one can."""
         ...
 
     def flush(self) -> None:

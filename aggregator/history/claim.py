@@ -50,11 +50,12 @@ __all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_committ
 
 
 class Claim(NamedTuple):
-    """A segment that is ours: run id, number, and how files are published in this run."""
+    """A segment that is ours: run id, number, how files are published in this run, and what ``segment.json`` says."""
 
     run_id: str
     segment: int
     way: str
+    record: Mapping[str, Any]
 
 
 def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> Claim:
@@ -78,8 +79,9 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
         raise _unwritable(path, error) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor), way)
-    return Claim(run_id, 0, way)
+    record = _segment(run_id, 0, None, None, run, descriptor)
+    _open_segment(path, record, way)
+    return Claim(run_id, 0, way, record)
 
 
 def continue_run(
@@ -114,8 +116,9 @@ def continue_run(
     parent = after if after is not None else before[-1] if before else None
     number = 0 if parent is None else parent + 1
     run_id, way = manifest["run_id"], manifest.get("publish", LINK)
-    _open_segment(path, _segment(run_id, number, parent, resume_step, run, descriptor), way, before)
-    return Claim(run_id, number, way)
+    record = _segment(run_id, number, parent, resume_step, run, descriptor)
+    _open_segment(path, record, way, before)
+    return Claim(run_id, number, way, record)
 
 
 def is_own_restart(path: Path) -> bool:

@@ -17,7 +17,7 @@ from telemetry.presence import Presence
 from telemetry.sites import SiteSpec
 from telemetry.summary.fields import FINITE, FLOAT_FIELDS, INT_FIELDS
 
-__all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_step"]
+__all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_step", "statistic_columns"]
 
 # Of no finite elements these are the identity of merge, which is no number.
 _NEED_FINITE = frozenset({"min", "max", "absmax", "mean"})
@@ -30,7 +30,6 @@ def encode_observations(packet: Packet) -> pa.Table:
     """Return the rows of a step that were scheduled, with schema ``OBSERVATIONS``."""
     rows = np.flatnonzero(packet.presence != Presence.NOT_SCHEDULED)
     unobserved = packet.presence[rows] != Presence.OBSERVED
-    no_finite = unobserved | (packet.ints[rows, FINITE] == 0)
     bins, counts = _sparse_histograms(packet, rows, unobserved)
     columns: dict[str, Any] = {
         "step": np.full(len(rows), packet.step, dtype=np.int64),
@@ -46,12 +45,29 @@ def encode_observations(packet: Packet) -> pa.Table:
         "replicas": pa.array(_replica_verdicts(packet)[rows], mask=unobserved),
         "hist_bins": bins,
         "hist_counts": counts,
+        **statistic_columns(packet.ints[rows], packet.floats[rows], ~unobserved),
     }
-    for i, name in enumerate(INT_FIELDS):
-        columns[name] = pa.array(packet.ints[rows, i], mask=unobserved)
-    for i, name in enumerate(FLOAT_FIELDS):
-        columns[name] = pa.array(packet.floats[rows, i], mask=no_finite if name in _NEED_FINITE else unobserved)
     return pa.table(columns, schema=OBSERVATIONS)
+
+
+def statistic_columns(
+    ints: NDArray[np.int64], floats: NDArray[np.float64], observed: NDArray[np.bool_]
+) -> dict[str, pa.Array]:
+    """Return the columns of statistics, null where a row has none.
+
+    Args:
+        ints, floats: ``[rows, 8]`` and ``[rows, 10]`` as merged.
+        observed: bool ``[rows]``, which rows have numbers at all.
+    """
+    unobserved = ~observed
+    no_finite = unobserved | (ints[:, FINITE] == 0)
+    return {
+        **{name: pa.array(ints[:, i], mask=unobserved) for i, name in enumerate(INT_FIELDS)},
+        **{
+            name: pa.array(floats[:, i], mask=no_finite if name in _NEED_FINITE else unobserved)
+            for i, name in enumerate(FLOAT_FIELDS)
+        },
+    }
 
 
 def _reasons(packet: Packet, rows: NDArray[np.intp]) -> pa.Array:

@@ -20,7 +20,7 @@ from aggregator.history.damage import MISSING, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.losses import Loss
 from aggregator.history.parquet import ParquetReader
-from aggregator.history.schema import SCHEMAS
+from aggregator.history.schema import SCHEMAS, SPANS
 from aggregator.history.snapshot import SegmentView, SnapshotReader
 from telemetry.errors import HistoryDamagedError, HistoryError
 
@@ -71,21 +71,21 @@ class Query:
 class TableReader:
     """Reads tables of a run, each range checked before it is parsed.
 
-    Args:
+    Attributes:
         run: the run directory.
         losses: None to refuse damage; else it is noted there, and the rest is read.
     """
 
     def __init__(self, run: Path, losses: list[Loss] | None = None) -> None:
-        self._run = run
-        self._losses = losses
+        self.run = run
+        self.losses = losses
         self._snapshots = SnapshotReader(losses)
         self._chunks = ChunkReader()
         self._parquet = ParquetReader(self._chunks)
 
     def views(self) -> Views:
         """Return the segments as they are now; see :meth:`aggregator.history.snapshot.SnapshotReader.segments`."""
-        return self._snapshots.segments(self._run)
+        return self._snapshots.segments(self.run)
 
     def read(self, query: Query, views: Views | None = None) -> pa.Table:
         """Return the rows over all segments, in order of segment and step.
@@ -134,16 +134,16 @@ class TableReader:
             else:
                 return
             current = self.views()
-        raise HistoryError(f"{self._run} changes faster than it can be read", remedy="read it again")
+        raise HistoryError(f"{self.run} changes faster than it can be read", remedy="read it again")
 
     def _note(self, view: SegmentView, entry: ChunkEntry, error: HistoryDamagedError) -> None:
-        if self._losses is None:
+        if self.losses is None:
             raise error
         file = str(view.folder / entry.file)
-        self._losses.append(Loss(file, view.number, entry.table, entry.step_lo, entry.step_hi, error.message))
+        self.losses.append(Loss(file, view.number, entry.table, entry.step_lo, entry.step_hi, error.message))
 
     def _part(self, view: SegmentView, entry: ChunkEntry, query: Query, after: int) -> pa.Table:
-        rows = self._stored(view, entry, query)
+        rows = self.stored(view, entry, query)
         step = rows[query.step_column].to_numpy()
         superseded = np.zeros(len(step), bool) if view.end_step is None else step >= view.end_step
         keep = (step <= _last_step(view)) & (step > max(after, _bound(query, view)))
@@ -156,12 +156,13 @@ class TableReader:
         chosen = np.flatnonzero(keep)
         if np.any(np.diff(step[chosen]) < 0):  # Folded files are sorted by site.
             chosen = chosen[np.argsort(step[chosen], kind="stable")]
-        names = [name for name in query.schema.names if name in rows.column_names]
+        names = [name for name in (*query.schema.names, *SPANS.names) if name in rows.column_names]
         taken = rows.select(names) if len(chosen) == len(step) and not entry.level else rows.select(names).take(chosen)
         taken = taken.append_column("segment", pa.array(np.full(len(chosen), view.number, np.int32)))
         return taken.append_column("superseded", pa.array(superseded[chosen]))
 
-    def _stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
+    def stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
+        """Return the rows of one file, at least those that the query asks for, with the columns that it needs."""
         stored = SCHEMAS[query.table].names
         needed = {*(query.columns if query.columns is not None else stored), query.step_column}
         if query.site_ids is not None:

@@ -6,7 +6,7 @@ the whole, the numbers before and after are not of one population: the series en
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from telemetry.sites import SiteSpec
 
-__all__ = ["SERIES", "SeriesCatalogue", "drift_between"]
+__all__ = ["SERIES", "SeriesCatalogue", "drift_between", "site_spec"]
 
 SERIES: Final = pa.schema(
     [
@@ -67,7 +67,7 @@ class SeriesCatalogue:
         definitions: dict[int, list[tuple[int, int, int]]] = {}
         newest: dict[int, SiteSpec] = {}
         for row in stored:
-            site_id, spec = row["site"], _spec(row)
+            site_id, spec = row["site"], site_spec(row)
             said = definitions.setdefault(site_id, [])
             drift = drift_between(newest[site_id], spec) if said else "new"
             if said and not drift:
@@ -110,7 +110,8 @@ def _place(entries: list[tuple[int, int, int]], segment: int, step: int) -> int:
     return before[-1] if before else entries[0][2]
 
 
-def _spec(row: dict[str, Any]) -> SiteSpec:
+def site_spec(row: Mapping[str, Any]) -> SiteSpec:
+    """Return the definition that a row of the ``sites`` table holds."""
     placements = tuple((entry["axis"], entry["placement"]) for entry in row["placements"] or ())
     shape, aliases = tuple(row["shape"]), tuple(row["aliases"])
     return SiteSpec(row["name"], row["kind"], row["dtype"], shape, row["numel"], placements, aliases, row["estimated"])

@@ -26,6 +26,7 @@ from aggregator.history.group import GroupCommit, PendingSteps
 from aggregator.history.index import ChunkFile, Index
 from aggregator.history.intake import Intake
 from aggregator.history.layout import segment_folder
+from aggregator.history.memory import RecentSteps, keep_recent
 from aggregator.history.publish import publish, uncontested
 from aggregator.history.termination import settle_at_exit, settle_at_sigterm
 from telemetry.errors import HistoryWriteError, RankfoldError, WriterFencedError
@@ -54,6 +55,7 @@ class HistoryWriter:
         resume_step: int | None,
         group: GroupCommit | None = None,
         folding: FoldingPolicy | None = None,
+        recent: RecentSteps | None = None,
     ) -> None:
         self.path = path
         self.run_id = claim.run_id
@@ -84,6 +86,9 @@ class HistoryWriter:
             self._replace_files,
             self._fail_folding,
         )
+        self._recent = RecentSteps(policy="archived") if recent is None else recent
+        self._recent.begin_segment(claim.segment, claim.record)
+        keep_recent(path, self._recent)
         settle_at_exit(self)
 
     @staticmethod
@@ -132,6 +137,11 @@ class HistoryWriter:
     def num_commits(self) -> int:
         """Steps committed in this segment."""
         return self._index.num_commits
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why no further step can be appended, None while one can."""
+        return self._failure
 
     def commit(self, step: MergedStep) -> None:
         """Make a step durable, and with it all that were appended before.
@@ -190,6 +200,7 @@ class HistoryWriter:
             self._flush()
             with self._latching(None):
                 self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
+            self._recent.seal()
             self._fold.remove_expired(float("inf"))
 
     def next_segment(self, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> HistoryWriter:
@@ -214,7 +225,7 @@ class HistoryWriter:
         except RankfoldError as error:
             self._failure = error
             raise
-        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding)
+        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding, self._recent)
 
     def abandon(self) -> None:
         """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""
@@ -290,6 +301,8 @@ class HistoryWriter:
             raise
         self._committed_at = time.monotonic()
         self._commit_s = self._committed_at - begun
+        for step, tables in zip(self._pending.steps, self._pending.tables, strict=True):
+            self._recent.add(step.step, tables)
         self._resolve_pending(None)
         self._fold.start_if_due()
 
