@@ -34,6 +34,7 @@ from aggregator.history.layout import (
 from aggregator.history.publish import LINK, claim_of, fitting_way, sync_folder, uncontested
 from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, REPLICA_LABELS, SCHEMAS
 from aggregator.history.snapshot import SnapshotReader, read_manifest
+from aggregator.history.sweep import sweep_run, sweep_segment
 from telemetry.errors import (
     HistoryDamagedError,
     HistoryError,
@@ -78,6 +79,8 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
             _refuse_used(path)
         raise _unwritable(path, error) from error
     except OSError as error:
+        if (path / MANIFEST).exists():  # The winner of a race may have swept away what we were about to publish.
+            _refuse_used(path)
         raise _unwritable(path, error) from error
     record = _segment(run_id, 0, None, None, run, descriptor)
     _open_segment(path, record, way)
@@ -138,6 +141,9 @@ def _open_segment(path: Path, document: Mapping[str, Any], way: str, before: Seq
         for earlier in before:
             seal(segment_folder(path, earlier), way)
         publish_document(folder / SEGMENT, document, uncontested(way))
+        for earlier in before:
+            sweep_segment(segment_folder(path, earlier))
+        sweep_run(path)
     except FileExistsError as error:
         raise RunDirectoryInUseError(
             f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",

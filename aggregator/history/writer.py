@@ -28,8 +28,10 @@ from aggregator.history.intake import Intake
 from aggregator.history.layout import segment_folder
 from aggregator.history.memory import RecentSteps, keep_recent
 from aggregator.history.publish import publish, uncontested
+from aggregator.history.snapshot import newest_index
+from aggregator.history.sweep import sweep_segment
 from aggregator.history.termination import settle_at_exit, settle_at_sigterm
-from telemetry.errors import HistoryWriteError, RankfoldError, WriterFencedError
+from telemetry.errors import HistoryError, HistoryWriteError, RankfoldError, WriterFencedError
 from telemetry.summary.histogram import HistogramDescriptor
 
 __all__ = ["HistoryWriter"]
@@ -202,6 +204,7 @@ class HistoryWriter:
                 self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
             self._recent.seal()
             self._fold.remove_expired(float("inf"))
+            sweep_segment(self._folder)
 
     def next_segment(self, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> HistoryWriter:
         """Close this segment and begin the next one of the run, for a replay inside of one process.
@@ -341,20 +344,32 @@ class HistoryWriter:
         except RankfoldError as error:
             self._failure = error
             raise
-        except FileExistsError as error:
-            self._failure = WriterFencedError(
-                f"another process has continued the run in {self.path} after segment {self.segment}",
-                step=step,
-                remedy="stop this attempt; its steps up to the fence are kept",
-            )
-            raise self._failure from error
         except OSError as error:
-            self._failure = HistoryWriteError(
-                f"{self._folder} cannot be written: {error.strerror or error}",
-                step=step,
-                remedy="make room or restore the directory, then continue with resume_step; what was committed is kept",
-            )
+            self._failure = self._fenced(step) if self._is_fenced(error) else self._unwritable(step, error)
             raise self._failure from error
+
+    def _is_fenced(self, error: OSError) -> bool:
+        """Tell whether a successor is why: it has taken the name, or swept away what was about to get it."""
+        if isinstance(error, FileExistsError):
+            return True
+        with suppress(OSError, HistoryError):
+            index = newest_index(self._folder)
+            return index is not None and index.sealed
+        return False
+
+    def _fenced(self, step: int | None) -> WriterFencedError:
+        return WriterFencedError(
+            f"another process has continued the run in {self.path} after segment {self.segment}",
+            step=step,
+            remedy="stop this attempt; its steps up to the fence are kept",
+        )
+
+    def _unwritable(self, step: int | None, error: OSError) -> HistoryWriteError:
+        return HistoryWriteError(
+            f"{self._folder} cannot be written: {error.strerror or error}",
+            step=step,
+            remedy="make room or restore the directory, then continue with resume_step; what was committed is kept",
+        )
 
     def _publish_steps(self, group: PendingSteps) -> None:
         files = self._index.files
