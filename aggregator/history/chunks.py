@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aggregator.history.damage import WRONG_HASH, damaged
 from aggregator.history.index import ChunkEntry
@@ -65,8 +64,8 @@ def _describe(
     level: int,
     steps: tuple[int, int] | None,
 ) -> ChunkEntry:
-    step = steps or tuple(pc.min_max(table[_STEP_COLUMN.get(name, "step")]).as_py().values())
-    sites = pc.min_max(table["site"]).as_py() if name in ("observations", "sites") else {"min": None, "max": None}
+    step = steps or _least_and_greatest(table[_STEP_COLUMN.get(name, "step")])
+    sites = _least_and_greatest(table["site"]) if name in ("observations", "sites") else (None, None)
     return ChunkEntry(
         table=name,
         file=chunk_name(*seq, level),
@@ -78,10 +77,15 @@ def _describe(
         step_hi=step[1],
         seq_lo=seq[0],
         seq_hi=seq[1],
-        site_lo=sites["min"],
-        site_hi=sites["max"],
+        site_lo=sites[0],
+        site_hi=sites[1],
         level=level,
     )
+
+
+def _least_and_greatest(column: pa.ChunkedArray) -> tuple[int, int]:
+    values = column.to_numpy()
+    return int(values.min()), int(values.max())
 
 
 def checked_range(segment: Path, entry: ChunkEntry) -> bytes:

@@ -22,6 +22,9 @@ __all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_ste
 # Of no finite elements these are the identity of merge, which is no number.
 _NEED_FINITE = frozenset({"min", "max", "absmax", "mean"})
 
+_STEP_ROW = pa.struct(list(STEPS))
+_HIST_BINS, _HIST_COUNTS = (OBSERVATIONS.field(name).type for name in ("hist_bins", "hist_counts"))
+
 _NO_SITES = SITES.empty_table()
 _NO_FINDINGS = FINDINGS.empty_table()
 
@@ -71,8 +74,9 @@ def statistic_columns(
 
 
 def _reasons(packet: Packet, rows: NDArray[np.intp]) -> pa.Array:
-    texts = (*packet.reasons, None)
-    return pa.array([texts[i] for i in packet.reason[rows].tolist()], pa.string())
+    # No reason is -1 there.
+    reason = packet.reason[rows]
+    return pa.array(packet.reasons, pa.string()).take(pa.array(reason, mask=reason < 0))
 
 
 def _ranks(ranks: NDArray[np.int32], unobserved: NDArray[np.bool_]) -> pa.Array:
@@ -97,6 +101,8 @@ def _sparse_histograms(
     packet: Packet, rows: NDArray[np.intp], unobserved: NDArray[np.bool_]
 ) -> tuple[pa.Array, pa.Array]:
     """Return the bins that are not empty and their counts, null for a row without a histogram."""
+    if not len(packet.hist_sites):
+        return pa.nulls(len(rows), _HIST_BINS), pa.nulls(len(rows), _HIST_COUNTS)
     absent = unobserved | ~np.isin(packet.sites[rows], packet.hist_sites)
     dense = packet.hist_counts[np.searchsorted(packet.hist_sites, packet.sites[rows[~absent]])]
     owner, bins = np.nonzero(dense)
@@ -122,7 +128,7 @@ def encode_step(step: MergedStep) -> pa.Table:
         "missing_reasons": list(missing.values()),
         "abstained_ranks": sorted(packet.abstained),
     }
-    return pa.Table.from_arrays([pa.array([row[field.name]], field.type) for field in STEPS], schema=STEPS)
+    return pa.Table.from_struct_array(pa.array([row], _STEP_ROW))
 
 
 def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:

@@ -23,6 +23,7 @@ class Intake:
         self._segment, self._resume_step = segment, resume_step
         self._newest_step: int | None = None
         self._known_sites: dict[int, SiteSpec] = {}
+        self._known_rows: tuple[SiteSpec, ...] = ()
 
     def take(self, step: MergedStep, notices: Iterable[Mapping[str, Any]] = ()) -> dict[str, pa.Table]:
         """Return the rows of a step by table, with schemas ``SCHEMAS``.
@@ -44,6 +45,7 @@ class Intake:
         }
         self._newest_step = step.step
         self._known_sites.update((site.site_id, site) for site in fresh)
+        self._known_rows = step.sites
         return tables
 
     def _require_order(self, step: int) -> None:
@@ -63,6 +65,9 @@ class Intake:
 
     def _undefined_sites(self, step: MergedStep) -> list[SiteSpec]:
         """Return the sites whose definition is not yet stored as it is now; it may have gained names, or drifted."""
+        # While rows stay the same, a catalogue names them with one and the same object.
+        if step.sites is self._known_rows and not step.new_sites:
+            return []
         named = zip(step.packet.sites.tolist(), step.sites, strict=True)
         found = {**{site.site_id: site for site in step.new_sites}, **dict(named)}
         return [site for key, site in found.items() if self._known_sites.get(key) != site]

@@ -65,8 +65,8 @@ class StepSpan:
     Attributes:
         step_lo, step_hi: first and last step; num_steps: how many steps are in it.
         starts_series: whether a site became another thing at its first step, so that no earlier span may merge with it.
-        tables: ``steps`` (one row, of the last step), ``observations`` (schema ``SPAN_SCHEMA``, one row a site) and
-            ``findings``; encoded, so histograms are sparse.
+        tables: ``steps`` (one row, of the last step), ``observations`` (one row a site; of one step, with schema
+            ``OBSERVATIONS``, of several ``SPAN_SCHEMA``) and ``findings``; encoded, so histograms are sparse.
     """
 
     step_lo: int
@@ -77,15 +77,15 @@ class StepSpan:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its tables."""
-        return sum(table.nbytes for table in self.tables.values())
+        """Memory of its observations, beside which the rest is small."""
+        return int(self.tables["observations"].nbytes)
 
     def merge(self, later: StepSpan) -> StepSpan:
         """Return both in one; ``self`` comes first in the order of float additions. Counts are exact."""
         findings = pa.concat_tables([self.tables["findings"], later.tables["findings"]])
         tables = {
             "steps": later.tables["steps"],
-            "observations": merge_observations(self.tables["observations"], later.tables["observations"]),
+            "observations": merge_observations(*(as_span(span.tables["observations"]) for span in (self, later))),
             "findings": findings.slice(max(0, findings.num_rows - _MAX_FINDINGS)),
         }
         num_steps = self.num_steps + later.num_steps
@@ -113,7 +113,8 @@ class MemoryTables(TableReader):
     def stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
         """Return the rows of a span, with all columns."""
         assert isinstance(view, MemoryView), "all views are of this reader"
-        return view.tables[entry.file][entry.table]
+        rows = view.tables[entry.file][entry.table]
+        return as_span(rows) if entry.table == "observations" else rows
 
 
 @dataclass
@@ -199,8 +200,7 @@ class RecentSteps:
                 self._make_room()
             segment = self._segments[-1]
             starts_series = self._define(segment, step, tables["sites"])
-            observations = as_span(tables["observations"].combine_chunks())
-            kept = {"steps": tables["steps"], "observations": observations, "findings": tables["findings"]}
+            kept = {name: tables[name] for name in ("steps", "observations", "findings")}
             span = StepSpan(step, step, 1, starts_series, kept)
             segment.spans.append(span)
             segment.num_commits += 1

@@ -28,7 +28,9 @@ _RANK_COUNTS: Final = ("num_scheduled", "num_observed", "num_contributing", "num
 
 
 def as_span(rows: pa.Table) -> pa.Table:
-    """Return the observations of one step, with schema ``OBSERVATIONS``, as rows with schema ``SPAN_SCHEMA``."""
+    """Return observations as rows with schema ``SPAN_SCHEMA``, if they are those of one step and are none yet."""
+    if rows.schema.names == SPAN_SCHEMA.names:
+        return rows
     observed = pc.equal(rows["presence"], int(Presence.OBSERVED)).cast(pa.int64())
     ones = pa.array(np.ones(rows.num_rows, np.int64))
     columns = [*rows.columns, rows["step"], ones, observed]

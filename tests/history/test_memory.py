@@ -300,12 +300,12 @@ def test_a_cache_goes_with_its_writer_and_is_nowhere_else(tmp_path):
 
 
 def test_a_cache_is_bounded_in_bytes():
-    recent = RecentSteps(policy="archived", max_bytes=100_000)
+    recent = RecentSteps(policy="archived", max_bytes=30_000)
     recent.begin_segment(0, {"segment": 0, "resume_step": None, "run": {}})
     intake = Intake(0, None)
     for step in range(200):
         recent.add(step, intake.take(make_step(packet_of(step))))
-    assert sum(span.num_bytes for span in recent) <= 100_000
+    assert sum(span.num_bytes for span in recent) <= 30_000
     assert 2 <= len(recent) < 200
     assert recent.num_dropped == 200 - len(recent)
 
