@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from aggregator.history.damage import WRONG_HASH, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.layout import chunk_name
 
-__all__ = ["ChunkReader", "checked_range", "encode_chunk"]
+__all__ = ["ChunkReader", "checked_range", "encode_chunk", "prefetch"]
 
 _CACHE_BYTES: Final = 256 * 2**20
 _STEP_COLUMN: Final = {"sites": "first_step"}
@@ -88,6 +90,18 @@ def _least_and_greatest(column: pa.ChunkedArray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
+def prefetch(segment: Path, file: str, ranges: Iterable[tuple[int, int]]) -> None:
+    """Ask the operating system to begin to read ranges (offset, bytes), so that several are read at once.
+
+    It may decline, and a file that is gone is found by whoever reads it.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError), open(segment / file, "rb", buffering=0) as opened:
+        for offset, size in ranges:
+            os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+
+
 def checked_range(segment: Path, entry: ChunkEntry) -> bytes:
     """Return the bytes that an entry points to.
 
@@ -120,6 +134,11 @@ class ChunkReader:
             FileNotFoundError, HistoryDamagedError: as for :func:`checked_range`.
         """
         return pa.ipc.open_stream(self._checked(segment, entry)).read_all()
+
+    def prefetch(self, segment: Path, entry: ChunkEntry) -> None:
+        """Begin to read the range of an entry, unless it is kept; see :func:`prefetch`."""
+        if entry.sha256 not in self._kept:
+            prefetch(segment, entry.file, [(entry.offset, entry.size_bytes)])
 
     def _checked(self, segment: Path, entry: ChunkEntry) -> pa.Buffer:
         if (kept := self._kept.get(entry.sha256)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -109,6 +109,9 @@ class MemoryTables(TableReader):
     def views(self) -> Views:
         """Return the segments as they are now."""
         return self._steps.views(self.run)
+
+    def prefetch(self, plan: Sequence[tuple[SegmentView, ChunkEntry]], query: Query) -> None:
+        """Do nothing: all is in memory."""
 
     def stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
         """Return the rows of a span, with all columns."""

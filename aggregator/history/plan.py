@@ -7,6 +7,7 @@ into a larger one, the query lists again and goes on where it was. It returns no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,15 @@ class Query:
     def step_column(self) -> str:
         """Column that holds the step."""
         return _STEP_COLUMN.get(self.table, "step")
+
+    @property
+    def needed(self) -> list[str]:
+        """Stored columns that have to be read, in their order."""
+        stored = SCHEMAS[self.table].names
+        needed = {*(stored if self.columns is None else self.columns), self.step_column}
+        if self.site_ids is not None:
+            needed.add("site")
+        return [name for name in stored if name in needed]
 
     @property
     def schema(self) -> pa.Schema:
@@ -119,6 +129,7 @@ class TableReader:
                 self._note(*missing, damaged(missing[0].folder, missing[1], MISSING))
                 done[missing[0].number] = missing[1].step_hi
                 plan = [pair for pair in plan if not _same(missing, pair)]
+            self.prefetch(plan, query)
             for view, entry in plan:
                 try:
                     rows = self._part(view, entry, query, done.get(view.number, _BEFORE_ALL))
@@ -163,19 +174,34 @@ class TableReader:
 
     def stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
         """Return the rows of one file, at least those that the query asks for, with the columns that it needs."""
-        stored = SCHEMAS[query.table].names
-        needed = {*(query.columns if query.columns is not None else stored), query.step_column}
-        if query.site_ids is not None:
-            needed.add("site")
         if entry.group_site_starts is None:
             rows = self._chunks.read(view.folder, entry)
-            return rows.select([name for name in rows.column_names if name in needed])
-        assert view.index is not None
-        checksums = view.index.companion(entry, "checksums")
-        if checksums is None:
-            raise damaged(view.folder, entry, "the index does not list its checksums")
-        columns = [name for name in stored if name in needed]
-        return self._parquet.read(view.folder, entry, checksums, columns, query.site_ids)
+            return rows.select([name for name in rows.column_names if name in query.needed])
+        return self._parquet.read(view.folder, entry, _checksums(view, entry), query.needed, query.site_ids)
+
+    def prefetch(self, plan: Sequence[tuple[SegmentView, ChunkEntry]], query: Query) -> None:
+        """Let the operating system read what a plan needs side by side: the files, then the columns of few sites.
+
+        What is wrong with a file is found by whoever reads it.
+        """
+        if len(plan) < 2:
+            return
+        folded = [(view, entry) for view, entry in plan if entry.group_site_starts is not None]
+        for view, entry in plan:
+            self._chunks.prefetch(view.folder, entry)
+        for view, entry in folded if query.site_ids is not None else ():
+            assert query.site_ids is not None
+            with suppress(FileNotFoundError, HistoryDamagedError):
+                self._parquet.prefetch(view.folder, entry, _checksums(view, entry), query.needed, query.site_ids)
+
+
+def _checksums(view: SegmentView, entry: ChunkEntry) -> ChunkEntry:
+    """Return the entry of the checksums of a Parquet file."""
+    assert view.index is not None, "an entry stands in an index"
+    checksums = view.index.companion(entry, "checksums")
+    if checksums is None:
+        raise damaged(view.folder, entry, "the index does not list its checksums")
+    return checksums
 
 
 def _planned(begun: Views, current: Views, query: Query) -> Iterator[tuple[SegmentView, ChunkEntry]]:
