@@ -82,9 +82,8 @@ def represented(
 
 
 def _of_site(values: pa.Array, places: NDArray[np.intp]) -> pa.Array:
-    if pa.types.is_string(values.type):
-        return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), values)
-    return values.take(pa.array(places))
+    # Several series may have one name, and a dictionary each word once: pandas refuses others.
+    return (values.dictionary_encode() if pa.types.is_string(values.type) else values).take(pa.array(places))
 
 
 def _labelled(codes: pa.ChunkedArray, labels: pa.Array) -> pa.Array:
