@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from aggregator.catalogue import MergedStep
 from aggregator.health import HealthMonitor, Thresholds
+from aggregator.history.destination import SegmentWriter, open_destination
 from aggregator.history.group import GroupCommit
 from aggregator.history.termination import settle_at_sigterm
-from aggregator.history.writer import HistoryWriter
 from aggregator.sinks.protocol import RunInfo
 from aggregator.sinks.runner import SinkRunner, require_valid_sinks
 from telemetry.errors import ConfigurationError, RankfoldError
@@ -40,17 +39,17 @@ class Recorder:
             group: how long steps may wait for others before they are durable.
         """
         self._group = group
-        self._writer: HistoryWriter | None = None
+        self._writer: SegmentWriter | None = None
         self._sinks: SinkRunner | None = None
         self._health: HealthMonitor | None = None
         self._offer: AttachOffer | None = None
         self._about: Mapping[str, Any] = {}
 
     def claim(self, offer: AttachOffer) -> AttachReply:
-        """Take the run directory ``offer.to`` and begin to open the sinks in the background.
+        """Take the destination ``offer.to`` and begin to open the sinks in the background.
 
         Args:
-            offer: of rank zero; ``to`` is a directory.
+            offer: of rank zero; ``to`` is a directory, or a run in memory.
 
         Raises:
             SinkDuplicateError, ConfigurationError: a sink or ``offer.health`` cannot be used; nothing was written.
@@ -62,7 +61,7 @@ class Recorder:
         sinks = require_valid_sinks(offer.sinks)
         thresholds = _thresholds(offer.health)
         about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
-        writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step, group=self._group)
+        writer = open_destination(offer.to, about, offer.descriptor, offer.resume_step, self._group)
         self._writer, self._offer, self._about = writer, offer, about
         self._health = _monitor(offer)
         self._sinks = SinkRunner(sinks, self._run_info())
@@ -108,7 +107,7 @@ class Recorder:
         try:
             if not offer.to:
                 raise ConfigurationError("no destination was given")
-            self._writer = HistoryWriter.create(Path(offer.to), about, offer.descriptor, offer.resume_step)
+            self._writer = open_destination(offer.to, about, offer.descriptor, offer.resume_step)
         except RankfoldError as error:
             return AttachReply("", 0, offer.disabled_by, unrecorded=str(error))
         return AttachReply(self._writer.run_id, self._writer.segment, offer.disabled_by)
@@ -138,6 +137,11 @@ class Recorder:
         acknowledgement = self._claimed().append(step)
         acknowledgement.add_done_callback(self._show)
         return acknowledgement
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why no further step can be appended, None while one can."""
+        return None if self._writer is None else self._writer.failure
 
     def flush(self) -> None:
         """Make durable what was appended.
@@ -179,7 +183,7 @@ class Recorder:
                 self._writer.withdraw()
         self._writer.abandon()
 
-    def _claimed(self) -> HistoryWriter:
+    def _claimed(self) -> SegmentWriter:
         assert self._writer is not None, "claim comes first"
         return self._writer
 

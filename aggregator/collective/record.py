@@ -73,7 +73,7 @@ class Record:
         """Hand one step to the recorder, whose merge took ``merge_s`` seconds.
 
         Raises:
-            RankfoldError: this step or one before it cannot be in the record; merging must stop.
+            RankfoldError: this step, one before it, or any further one cannot be in the record; merging must stop.
         """
         assert self._recorder is not None, "attach claims before any step"
         self._missing.update(outcome.missing)
@@ -85,6 +85,8 @@ class Record:
         self.settle()
         if not acknowledgement.done():
             acknowledgement.add_done_callback(lambda _: self._wake())
+        if (failure := self._recorder.failure) is not None:
+            raise failure
 
     def _follow_segment(self, packet: Packet, recorder: StepRecorder) -> None:
         """Begin the segment that the ranks have begun; more than one, if nothing was logged in those between."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from aggregator.catalogue import MergedStep
+from telemetry.errors import RankfoldError
 from telemetry.protocol import AttachOffer, AttachReply, SinkReport
 
 __all__ = ["RecorderFactory", "StepRecorder", "default_recorder"]
@@ -48,6 +49,11 @@ class StepRecorder(Protocol):
         Returns:
             Its number, one more than that of the last. An exception ends the merge on all ranks.
         """
+        ...
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why no further step can be appended, though those that were are fine; None while one can."""
         ...
 
     def flush(self) -> None:

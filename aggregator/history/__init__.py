@@ -3,7 +3,7 @@
 from aggregator.history.folding import FoldingPolicy
 from aggregator.history.follow import Cursor, Followed
 from aggregator.history.group import GroupCommit
-from aggregator.history.reader import History, open_history
+from aggregator.history.reader import History, open_history, recent_history
 from aggregator.history.verify import verify
 from aggregator.history.writer import HistoryWriter
 
@@ -15,5 +15,6 @@ __all__ = [
     "History",
     "HistoryWriter",
     "open_history",
+    "recent_history",
     "verify",
 ]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aggregator.history.damage import WRONG_HASH, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.layout import chunk_name
 
-__all__ = ["ChunkReader", "checked_range", "encode_chunk"]
+__all__ = ["ChunkReader", "checked_range", "encode_chunk", "prefetch"]
 
 _CACHE_BYTES: Final = 256 * 2**20
 _STEP_COLUMN: Final = {"sites": "first_step"}
@@ -65,8 +66,8 @@ def _describe(
     level: int,
     steps: tuple[int, int] | None,
 ) -> ChunkEntry:
-    step = steps or tuple(pc.min_max(table[_STEP_COLUMN.get(name, "step")]).as_py().values())
-    sites = pc.min_max(table["site"]).as_py() if name in ("observations", "sites") else {"min": None, "max": None}
+    step = steps or _least_and_greatest(table[_STEP_COLUMN.get(name, "step")])
+    sites = _least_and_greatest(table["site"]) if name in ("observations", "sites") else (None, None)
     return ChunkEntry(
         table=name,
         file=chunk_name(*seq, level),
@@ -78,10 +79,27 @@ def _describe(
         step_hi=step[1],
         seq_lo=seq[0],
         seq_hi=seq[1],
-        site_lo=sites["min"],
-        site_hi=sites["max"],
+        site_lo=sites[0],
+        site_hi=sites[1],
         level=level,
     )
+
+
+def _least_and_greatest(column: pa.ChunkedArray) -> tuple[int, int]:
+    values = column.to_numpy()
+    return int(values.min()), int(values.max())
+
+
+def prefetch(segment: Path, file: str, ranges: Iterable[tuple[int, int]]) -> None:
+    """Ask the operating system to begin to read ranges (offset, bytes), so that several are read at once.
+
+    It may decline, and a file that is gone is found by whoever reads it.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError), open(segment / file, "rb", buffering=0) as opened:
+        for offset, size in ranges:
+            os.posix_fadvise(opened.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 
 
 def checked_range(segment: Path, entry: ChunkEntry) -> bytes:
@@ -116,6 +134,11 @@ class ChunkReader:
             FileNotFoundError, HistoryDamagedError: as for :func:`checked_range`.
         """
         return pa.ipc.open_stream(self._checked(segment, entry)).read_all()
+
+    def prefetch(self, segment: Path, entry: ChunkEntry) -> None:
+        """Begin to read the range of an entry, unless it is kept; see :func:`prefetch`."""
+        if entry.sha256 not in self._kept:
+            prefetch(segment, entry.file, [(entry.offset, entry.size_bytes)])
 
     def _checked(self, segment: Path, entry: ChunkEntry) -> pa.Buffer:
         if (kept := self._kept.get(entry.sha256)) is not None:

@@ -34,6 +34,7 @@ from aggregator.history.layout import (
 from aggregator.history.publish import LINK, claim_of, fitting_way, sync_folder, uncontested
 from aggregator.history.schema import CHECKSUMS, MERGE_RULES, PRESENCE_LABELS, REPLICA_LABELS, SCHEMAS
 from aggregator.history.snapshot import SnapshotReader, read_manifest
+from aggregator.history.sweep import sweep_run, sweep_segment
 from telemetry.errors import (
     HistoryDamagedError,
     HistoryError,
@@ -50,11 +51,12 @@ __all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_committ
 
 
 class Claim(NamedTuple):
-    """A segment that is ours: run id, number, and how files are published in this run."""
+    """A segment that is ours: run id, number, how files are published in this run, and what ``segment.json`` says."""
 
     run_id: str
     segment: int
     way: str
+    record: Mapping[str, Any]
 
 
 def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescriptor) -> Claim:
@@ -77,9 +79,12 @@ def begin_run(path: Path, run: Mapping[str, Any], descriptor: HistogramDescripto
             _refuse_used(path)
         raise _unwritable(path, error) from error
     except OSError as error:
+        if (path / MANIFEST).exists():  # The winner of a race may have swept away what we were about to publish.
+            _refuse_used(path)
         raise _unwritable(path, error) from error
-    _open_segment(path, _segment(run_id, 0, None, None, run, descriptor), way)
-    return Claim(run_id, 0, way)
+    record = _segment(run_id, 0, None, None, run, descriptor)
+    _open_segment(path, record, way)
+    return Claim(run_id, 0, way, record)
 
 
 def continue_run(
@@ -114,8 +119,9 @@ def continue_run(
     parent = after if after is not None else before[-1] if before else None
     number = 0 if parent is None else parent + 1
     run_id, way = manifest["run_id"], manifest.get("publish", LINK)
-    _open_segment(path, _segment(run_id, number, parent, resume_step, run, descriptor), way, before)
-    return Claim(run_id, number, way)
+    record = _segment(run_id, number, parent, resume_step, run, descriptor)
+    _open_segment(path, record, way, before)
+    return Claim(run_id, number, way, record)
 
 
 def is_own_restart(path: Path) -> bool:
@@ -135,6 +141,9 @@ def _open_segment(path: Path, document: Mapping[str, Any], way: str, before: Seq
         for earlier in before:
             seal(segment_folder(path, earlier), way)
         publish_document(folder / SEGMENT, document, uncontested(way))
+        for earlier in before:
+            sweep_segment(segment_folder(path, earlier))
+        sweep_run(path)
     except FileExistsError as error:
         raise RunDirectoryInUseError(
             f"another process is continuing the run in {path} at this moment (it has claimed {folder.name})",

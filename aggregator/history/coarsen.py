@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from aggregator.history.present import represented
 from aggregator.history.series import SeriesCatalogue
-from aggregator.history.values import float_values, packed_rows
+from aggregator.history.values import float_values, packed_rows, steps_behind
 from telemetry.presence import Presence
 from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS, INT_FIELDS, identity, merge_packed
 
-__all__ = ["COARSE_FIELDS", "coarsened", "merge_runs"]
+__all__ = ["COARSE_FIELDS", "as_merged", "coarsened", "merge_runs"]
 
 COARSE_FIELDS: Final = (*INT_FIELDS, *FLOAT_FIELDS, *DERIVED_FIELDS)
 _OBSERVED: Final = int(Presence.OBSERVED)
@@ -29,6 +29,13 @@ class _Runs:
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
     ends: NDArray[np.intp]
+
+    def sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sum over each run of one value a row."""
+        if not len(values):
+            return np.zeros(0, np.int64)
+        sums: NDArray[np.int64] = np.add.reduceat(values[self.order], self.starts)
+        return sums
 
 
 def coarsened(stored: pa.Table, catalogue: SeriesCatalogue, every: int, fields: Sequence[str]) -> pa.Table:
@@ -43,17 +50,16 @@ def coarsened(stored: pa.Table, catalogue: SeriesCatalogue, every: int, fields: 
     step = stored["step"].to_numpy()
     places = catalogue.places(stored["site"].to_numpy(), stored["segment"].to_numpy(), step)
     runs = _runs(places, step // every, step)
-    observed = (stored["presence"].to_numpy() == _OBSERVED)[runs.order]
-    ints, floats = merge_runs(*_as_merged(stored, runs, observed), runs.starts, runs.ends)
-    num_observed = np.add.reduceat(observed.astype(np.int64), runs.starts) if len(step) else np.zeros(0, np.int64)
+    step_lo, num_steps, observed = steps_behind(stored)
+    ints, floats = as_merged(stored, stored["presence"].to_numpy() == _OBSERVED)
+    ints, floats = merge_runs(ints[runs.order], floats[runs.order], runs.starts, runs.ends)
+    num_observed = runs.sums(observed)
     first = places[runs.order][runs.starts]
-    numel = represented(catalogue, first)
-    # A sample of several steps stands for as many times the whole.
-    numel = np.where(numel >= 0, numel * num_observed, numel)
+    numel = represented(catalogue, first, num_observed)
     columns: dict[str, Any] = {name: catalogue.table[name].take(pa.array(first)) for name in ("site", "kind", "series")}
-    columns["step_lo"] = step[runs.order][runs.starts]
+    columns["step_lo"] = step_lo[runs.order][runs.starts]
     columns["step_hi"] = step[runs.order][runs.ends - 1]
-    columns["num_steps"] = runs.ends - runs.starts
+    columns["num_steps"] = runs.sums(num_steps)
     columns["num_observed_steps"] = num_observed
     for name in fields:
         if name in INT_FIELDS:
@@ -70,11 +76,17 @@ def _runs(places: NDArray[np.intp], spans: NDArray[np.int64], step: NDArray[np.i
     return _Runs(order, starts, np.append(starts[1:], len(order))[: len(starts)])
 
 
-def _as_merged(
-    stored: pa.Table, runs: _Runs, observed: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return packed rows with the identity of merge where a row has no numbers."""
-    ints, floats = (packed[runs.order] for packed in packed_rows(stored))
+def as_merged(stored: pa.Table, observed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return packed rows as they were merged: the identity of merge where a row has no numbers.
+
+    Args:
+        stored: the columns of ``OBSERVATIONS`` that hold statistics.
+        observed: bool ``[rows]``, which rows have numbers.
+
+    Returns:
+        int64 ``[rows, 8]`` and float64 ``[rows, 10]``.
+    """
+    ints, floats = packed_rows(stored)
     no_ints, no_floats = identity(len(ints))
     finite = ints[:, INT_FIELDS.index("finite")] > 0
     absent = np.isnan(floats) & ~finite[:, None]

@@ -17,10 +17,13 @@ from telemetry.presence import Presence
 from telemetry.sites import SiteSpec
 from telemetry.summary.fields import FINITE, FLOAT_FIELDS, INT_FIELDS
 
-__all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_step"]
+__all__ = ["encode_findings", "encode_observations", "encode_sites", "encode_step", "statistic_columns"]
 
 # Of no finite elements these are the identity of merge, which is no number.
 _NEED_FINITE = frozenset({"min", "max", "absmax", "mean"})
+
+_STEP_ROW = pa.struct(list(STEPS))
+_HIST_BINS, _HIST_COUNTS = (OBSERVATIONS.field(name).type for name in ("hist_bins", "hist_counts"))
 
 _NO_SITES = SITES.empty_table()
 _NO_FINDINGS = FINDINGS.empty_table()
@@ -30,7 +33,6 @@ def encode_observations(packet: Packet) -> pa.Table:
     """Return the rows of a step that were scheduled, with schema ``OBSERVATIONS``."""
     rows = np.flatnonzero(packet.presence != Presence.NOT_SCHEDULED)
     unobserved = packet.presence[rows] != Presence.OBSERVED
-    no_finite = unobserved | (packet.ints[rows, FINITE] == 0)
     bins, counts = _sparse_histograms(packet, rows, unobserved)
     columns: dict[str, Any] = {
         "step": np.full(len(rows), packet.step, dtype=np.int64),
@@ -46,17 +48,35 @@ def encode_observations(packet: Packet) -> pa.Table:
         "replicas": pa.array(_replica_verdicts(packet)[rows], mask=unobserved),
         "hist_bins": bins,
         "hist_counts": counts,
+        **statistic_columns(packet.ints[rows], packet.floats[rows], ~unobserved),
     }
-    for i, name in enumerate(INT_FIELDS):
-        columns[name] = pa.array(packet.ints[rows, i], mask=unobserved)
-    for i, name in enumerate(FLOAT_FIELDS):
-        columns[name] = pa.array(packet.floats[rows, i], mask=no_finite if name in _NEED_FINITE else unobserved)
     return pa.table(columns, schema=OBSERVATIONS)
 
 
+def statistic_columns(
+    ints: NDArray[np.int64], floats: NDArray[np.float64], observed: NDArray[np.bool_]
+) -> dict[str, pa.Array]:
+    """Return the columns of statistics, null where a row has none.
+
+    Args:
+        ints, floats: ``[rows, 8]`` and ``[rows, 10]`` as merged.
+        observed: bool ``[rows]``, which rows have numbers at all.
+    """
+    unobserved = ~observed
+    no_finite = unobserved | (ints[:, FINITE] == 0)
+    return {
+        **{name: pa.array(ints[:, i], mask=unobserved) for i, name in enumerate(INT_FIELDS)},
+        **{
+            name: pa.array(floats[:, i], mask=no_finite if name in _NEED_FINITE else unobserved)
+            for i, name in enumerate(FLOAT_FIELDS)
+        },
+    }
+
+
 def _reasons(packet: Packet, rows: NDArray[np.intp]) -> pa.Array:
-    texts = (*packet.reasons, None)
-    return pa.array([texts[i] for i in packet.reason[rows].tolist()], pa.string())
+    # No reason is -1 there.
+    reason = packet.reason[rows]
+    return pa.array(packet.reasons, pa.string()).take(pa.array(reason, mask=reason < 0))
 
 
 def _ranks(ranks: NDArray[np.int32], unobserved: NDArray[np.bool_]) -> pa.Array:
@@ -81,6 +101,8 @@ def _sparse_histograms(
     packet: Packet, rows: NDArray[np.intp], unobserved: NDArray[np.bool_]
 ) -> tuple[pa.Array, pa.Array]:
     """Return the bins that are not empty and their counts, null for a row without a histogram."""
+    if not len(packet.hist_sites):
+        return pa.nulls(len(rows), _HIST_BINS), pa.nulls(len(rows), _HIST_COUNTS)
     absent = unobserved | ~np.isin(packet.sites[rows], packet.hist_sites)
     dense = packet.hist_counts[np.searchsorted(packet.hist_sites, packet.sites[rows[~absent]])]
     owner, bins = np.nonzero(dense)
@@ -107,7 +129,7 @@ def encode_step(step: MergedStep) -> pa.Table:
         "missing_reasons": list(missing.values()),
         "abstained_ranks": sorted(packet.abstained),
     }
-    return pa.Table.from_arrays([pa.array([row[field.name]], field.type) for field in STEPS], schema=STEPS)
+    return pa.Table.from_struct_array(pa.array([row], _STEP_ROW))
 
 
 def encode_sites(sites: Iterable[SiteSpec], first_step: int) -> pa.Table:

@@ -26,8 +26,9 @@ from telemetry.errors import HistoryDamagedError
 
 __all__ = ["FoldingPolicy", "fold", "foldable"]
 
-ROWS_A_GROUP: Final = 16_384
-ROWS_A_BLOCK: Final = 16 * ROWS_A_GROUP
+# By level of the file: a site has more rows in one of a higher level, and a footer lists each column of each group.
+ROWS_A_GROUP: Final = (0, 16_384, 65_536)
+ROWS_A_BLOCK: Final = 262_144
 _SMALL_TABLES: Final = tuple(name for name in SCHEMAS if name != "observations")
 
 
@@ -85,7 +86,8 @@ def fold(segment: Path, inputs: Sequence[ChunkFile], way: str, check_going: Call
     if observations:
         sources = [_Source(segment, file, chunks) for file in inputs if _entries([file], "observations")]
         file = chunk_name(*seq, level, "parquet")
-        facts = publish_written(segment / file, lambda path: write_parquet(path, _groups(sources, check_going)), way)
+        groups = _groups(sources, level, check_going)
+        facts = publish_written(segment / file, lambda path: write_parquet(path, groups), way)
         _require_all_rows(segment, file, sum(entry.num_rows for entry in observations), facts)
         small["checksums"] = facts.checksums
         folded = (_observation_entry(file, observations, facts, seq, level),)
@@ -173,7 +175,7 @@ class _Source:
         return self._parquet.read(self._segment, self._entry, self._checksums, columns, sites)
 
 
-def _groups(sources: Sequence[_Source], check_going: Callable[[], None]) -> Iterator[pa.Table]:
+def _groups(sources: Sequence[_Source], level: int, check_going: Callable[[], None]) -> Iterator[pa.Table]:
     """Yield row groups in ascending order of sites, each site in one group, its rows by step."""
     sites, counts = np.unique(np.concatenate([source.sites() for source in sources]), return_counts=True)
     for block in _cut(sites, counts, ROWS_A_BLOCK):
@@ -183,7 +185,7 @@ def _groups(sources: Sequence[_Source], check_going: Callable[[], None]) -> Iter
         ordered = rows.take(pa.array(np.argsort(rows["site"].to_numpy(), kind="stable")))
         inside = np.isin(sites, block)
         first = 0
-        for group in _cut(sites[inside], counts[inside], ROWS_A_GROUP):
+        for group in _cut(sites[inside], counts[inside], ROWS_A_GROUP[level]):
             length = int(counts[np.isin(sites, group)].sum())
             yield ordered.slice(first, length)
             first += length

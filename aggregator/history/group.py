@@ -29,7 +29,7 @@ class GroupCommit:
 
     max_steps: int = 16
     max_wait_s: float = 1.0
-    busy_share: float = 0.1
+    busy_share: float = 0.25
 
     def wait_s(self, commit_s: float, since_s: float) -> float:
         """Return how long a step waits for others, in seconds.

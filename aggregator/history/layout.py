@@ -30,6 +30,7 @@ __all__ = [
     "claimed_generations",
     "generations",
     "index_name",
+    "is_chunk_name",
     "segment_folder",
     "segment_numbers",
 ]
@@ -43,6 +44,7 @@ TEMPORARY_PREFIX: Final = ".unpublished-"
 CLAIM_SUFFIX: Final = ".claim"
 
 _SEGMENT_PATTERN: Final = re.compile(r"seg-(\d{5,})")
+_CHUNK_PATTERN: Final = re.compile(CHUNK_FOLDER + r"/(\d{8,}\.arrow|L\d-\d{8,}-\d{8,}\.(arrow|parquet))")
 _INDEX_PATTERN: Final = re.compile(r"index-(\d{8,})\.arrow")
 
 
@@ -60,6 +62,11 @@ def chunk_name(seq_lo: int, seq_hi: int, level: int = 0, suffix: str = "arrow") 
     """Return the path, inside the segment, of the file that holds commits ``seq_lo`` to ``seq_hi``."""
     span = f"L{level}-{seq_lo:08d}-{seq_hi:08d}" if level else f"{seq_lo:08d}"
     return f"{CHUNK_FOLDER}/{span}.{suffix}"
+
+
+def is_chunk_name(name: str) -> bool:
+    """Tell whether a path inside a segment is one that :func:`chunk_name` gives."""
+    return _CHUNK_PATTERN.fullmatch(name) is not None
 
 
 def segment_numbers(run: Path) -> list[int]:

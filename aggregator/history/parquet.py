@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from aggregator.history.chunks import ChunkReader, checked_range
+from aggregator.history.chunks import ChunkReader, checked_range, prefetch
 from aggregator.history.damage import WRONG_HASH, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.schema import CHECKSUMS, OBSERVATIONS
@@ -111,11 +111,22 @@ def _column_range(metadata: pq.FileMetaData, row_group: int, column: int) -> tup
 
 @dataclass(frozen=True)
 class _Layout:
-    """A footer that has been checked: parsed, with leaf columns by name and the ranges of column chunks."""
+    """A footer that has been checked, and where the column chunks are.
+
+    Attributes:
+        metadata: parsed; leaves: column of ``OBSERVATIONS`` → leaf columns.
+        ranges: int64 ``[row groups, leaf columns, 3]``: offset, bytes and CRC-32 of each column chunk.
+    """
 
     metadata: pq.FileMetaData
     leaves: dict[str, list[int]]
-    ranges: dict[tuple[int, int], tuple[int, int, int]]
+    ranges: NDArray[np.int64]
+
+    def chosen(self, groups: Sequence[int], columns: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Return the ranges of columns in row groups, in the order of the file."""
+        leaves = sorted(leaf for name in columns for leaf in self.leaves.get(name, ()))
+        found = self.ranges[np.ix_(groups, leaves)].reshape(-1, 3).tolist()
+        return [(offset, size, crc) for offset, size, crc in found]
 
 
 class ParquetReader:
@@ -152,14 +163,30 @@ class ParquetReader:
             return OBSERVATIONS.empty_table().select(present)
         parts = {}
         with open(segment / entry.file, "rb") as file:
-            for key in ((group, leaf) for group in groups for name in present for leaf in layout.leaves[name]):
-                offset, size, crc = layout.ranges[key]
+            for offset, size, crc in layout.chosen(groups, present):
                 file.seek(offset)
                 data = file.read(size)
                 if zlib.crc32(data) != crc or len(data) != size:
                     raise damaged(segment, entry, WRONG_HASH)
                 parts[offset] = data
         return self._parse(segment, entry, layout, parts).read_row_groups(groups, columns=present, use_threads=False)
+
+    def prefetch(
+        self,
+        segment: Path,
+        entry: ChunkEntry,
+        checksums: ChunkEntry,
+        columns: Sequence[str],
+        site_ids: NDArray[np.uint64],
+    ) -> None:
+        """Begin to read what :meth:`read` would; reads the footer itself.
+
+        Raises:
+            FileNotFoundError, HistoryDamagedError: as for :meth:`read`.
+        """
+        layout = self._layout(segment, entry, checksums)
+        chosen = layout.chosen(_groups(entry, site_ids), columns)
+        prefetch(segment, entry.file, ((offset, size) for offset, size, _ in chosen))
 
     def _parse(self, segment: Path, entry: ChunkEntry, layout: _Layout, parts: dict[int, bytes]) -> pq.ParquetFile:
         source = pa.PythonFile(_CheckedRanges(parts, entry.offset + entry.size_bytes), mode="r")
@@ -176,9 +203,10 @@ class ParquetReader:
         leaves: dict[str, list[int]] = {}
         for i in range(metadata.num_columns):
             leaves.setdefault(metadata.schema.column(i).path.partition(".")[0], []).append(i)
-        rows = self._chunks.read(segment, checksums).to_pydict()
-        keys = zip(rows["row_group"], rows["column"], strict=True)
-        ranges = dict(zip(keys, zip(rows["offset"], rows["size_bytes"], rows["crc32"], strict=True), strict=True))
+        rows = self._chunks.read(segment, checksums)
+        ranges = np.zeros((metadata.num_row_groups, metadata.num_columns, 3), np.int64)
+        place = rows["row_group"].to_numpy(), rows["column"].to_numpy()
+        ranges[place] = np.stack([rows[name].to_numpy() for name in ("offset", "size_bytes", "crc32")], axis=1)
         self._layouts[key] = layout = _Layout(metadata, leaves, ranges)
         while len(self._layouts) > _KEPT_FOOTERS:
             self._layouts.popitem(last=False)
@@ -194,7 +222,7 @@ class ParquetReader:
         checked_range(segment, entry)
         with open(segment / entry.file, "rb") as file:
             intact = file.read(4) == _MAGIC
-            for offset, size, crc in layout.ranges.values():
+            for offset, size, crc in layout.ranges.reshape(-1, 3).tolist():
                 file.seek(offset)
                 intact = intact and zlib.crc32(file.read(size)) == crc
             intact = intact and file.seek(0, os.SEEK_END) == entry.offset + entry.size_bytes

@@ -7,6 +7,7 @@ into a larger one, the query lists again and goes on where it was. It returns no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from aggregator.history.damage import MISSING, damaged
 from aggregator.history.index import ChunkEntry
 from aggregator.history.losses import Loss
 from aggregator.history.parquet import ParquetReader
-from aggregator.history.schema import SCHEMAS
+from aggregator.history.schema import SCHEMAS, SPANS
 from aggregator.history.snapshot import SegmentView, SnapshotReader
 from telemetry.errors import HistoryDamagedError, HistoryError
 
@@ -61,6 +62,15 @@ class Query:
         return _STEP_COLUMN.get(self.table, "step")
 
     @property
+    def needed(self) -> list[str]:
+        """Stored columns that have to be read, in their order."""
+        stored = SCHEMAS[self.table].names
+        needed = {*(stored if self.columns is None else self.columns), self.step_column}
+        if self.site_ids is not None:
+            needed.add("site")
+        return [name for name in stored if name in needed]
+
+    @property
     def schema(self) -> pa.Schema:
         """Of what is returned."""
         stored = SCHEMAS[self.table]
@@ -71,21 +81,21 @@ class Query:
 class TableReader:
     """Reads tables of a run, each range checked before it is parsed.
 
-    Args:
+    Attributes:
         run: the run directory.
         losses: None to refuse damage; else it is noted there, and the rest is read.
     """
 
     def __init__(self, run: Path, losses: list[Loss] | None = None) -> None:
-        self._run = run
-        self._losses = losses
+        self.run = run
+        self.losses = losses
         self._snapshots = SnapshotReader(losses)
         self._chunks = ChunkReader()
         self._parquet = ParquetReader(self._chunks)
 
     def views(self) -> Views:
         """Return the segments as they are now; see :meth:`aggregator.history.snapshot.SnapshotReader.segments`."""
-        return self._snapshots.segments(self._run)
+        return self._snapshots.segments(self.run)
 
     def read(self, query: Query, views: Views | None = None) -> pa.Table:
         """Return the rows over all segments, in order of segment and step.
@@ -119,6 +129,7 @@ class TableReader:
                 self._note(*missing, damaged(missing[0].folder, missing[1], MISSING))
                 done[missing[0].number] = missing[1].step_hi
                 plan = [pair for pair in plan if not _same(missing, pair)]
+            self.prefetch(plan, query)
             for view, entry in plan:
                 try:
                     rows = self._part(view, entry, query, done.get(view.number, _BEFORE_ALL))
@@ -134,16 +145,16 @@ class TableReader:
             else:
                 return
             current = self.views()
-        raise HistoryError(f"{self._run} changes faster than it can be read", remedy="read it again")
+        raise HistoryError(f"{self.run} changes faster than it can be read", remedy="read it again")
 
     def _note(self, view: SegmentView, entry: ChunkEntry, error: HistoryDamagedError) -> None:
-        if self._losses is None:
+        if self.losses is None:
             raise error
         file = str(view.folder / entry.file)
-        self._losses.append(Loss(file, view.number, entry.table, entry.step_lo, entry.step_hi, error.message))
+        self.losses.append(Loss(file, view.number, entry.table, entry.step_lo, entry.step_hi, error.message))
 
     def _part(self, view: SegmentView, entry: ChunkEntry, query: Query, after: int) -> pa.Table:
-        rows = self._stored(view, entry, query)
+        rows = self.stored(view, entry, query)
         step = rows[query.step_column].to_numpy()
         superseded = np.zeros(len(step), bool) if view.end_step is None else step >= view.end_step
         keep = (step <= _last_step(view)) & (step > max(after, _bound(query, view)))
@@ -156,25 +167,41 @@ class TableReader:
         chosen = np.flatnonzero(keep)
         if np.any(np.diff(step[chosen]) < 0):  # Folded files are sorted by site.
             chosen = chosen[np.argsort(step[chosen], kind="stable")]
-        names = [name for name in query.schema.names if name in rows.column_names]
+        names = [name for name in (*query.schema.names, *SPANS.names) if name in rows.column_names]
         taken = rows.select(names) if len(chosen) == len(step) and not entry.level else rows.select(names).take(chosen)
         taken = taken.append_column("segment", pa.array(np.full(len(chosen), view.number, np.int32)))
         return taken.append_column("superseded", pa.array(superseded[chosen]))
 
-    def _stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
-        stored = SCHEMAS[query.table].names
-        needed = {*(query.columns if query.columns is not None else stored), query.step_column}
-        if query.site_ids is not None:
-            needed.add("site")
+    def stored(self, view: SegmentView, entry: ChunkEntry, query: Query) -> pa.Table:
+        """Return the rows of one file, at least those that the query asks for, with the columns that it needs."""
         if entry.group_site_starts is None:
             rows = self._chunks.read(view.folder, entry)
-            return rows.select([name for name in rows.column_names if name in needed])
-        assert view.index is not None
-        checksums = view.index.companion(entry, "checksums")
-        if checksums is None:
-            raise damaged(view.folder, entry, "the index does not list its checksums")
-        columns = [name for name in stored if name in needed]
-        return self._parquet.read(view.folder, entry, checksums, columns, query.site_ids)
+            return rows.select([name for name in rows.column_names if name in query.needed])
+        return self._parquet.read(view.folder, entry, _checksums(view, entry), query.needed, query.site_ids)
+
+    def prefetch(self, plan: Sequence[tuple[SegmentView, ChunkEntry]], query: Query) -> None:
+        """Let the operating system read what a plan needs side by side: the files, then the columns of few sites.
+
+        What is wrong with a file is found by whoever reads it.
+        """
+        if len(plan) < 2:
+            return
+        folded = [(view, entry) for view, entry in plan if entry.group_site_starts is not None]
+        for view, entry in plan:
+            self._chunks.prefetch(view.folder, entry)
+        for view, entry in folded if query.site_ids is not None else ():
+            assert query.site_ids is not None
+            with suppress(FileNotFoundError, HistoryDamagedError):
+                self._parquet.prefetch(view.folder, entry, _checksums(view, entry), query.needed, query.site_ids)
+
+
+def _checksums(view: SegmentView, entry: ChunkEntry) -> ChunkEntry:
+    """Return the entry of the checksums of a Parquet file."""
+    assert view.index is not None, "an entry stands in an index"
+    checksums = view.index.companion(entry, "checksums")
+    if checksums is None:
+        raise damaged(view.folder, entry, "the index does not list its checksums")
+    return checksums
 
 
 def _planned(begun: Views, current: Views, query: Query) -> Iterator[tuple[SegmentView, ChunkEntry]]:

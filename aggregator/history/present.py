@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aggregator.estimates import NOT_ESTIMATED
 from aggregator.history.schema import OBSERVATIONS, PRESENCE_LABELS, REPLICA_LABELS
 from aggregator.history.series import SeriesCatalogue
-from aggregator.history.values import float_values, needed_columns, packed_rows
+from aggregator.history.values import float_values, needed_columns, packed_rows, steps_behind
 from telemetry.presence import Presence
 from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS
 
@@ -50,7 +50,7 @@ def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str]
     places = catalogue.places(stored["site"].to_numpy(), stored["segment"].to_numpy(), stored["step"].to_numpy())
     observed = stored["presence"].to_numpy() == Presence.OBSERVED
     packed = packed_rows(stored) if _FLOATS.intersection(columns) else None
-    numel = represented(catalogue, places)
+    numel = represented(catalogue, places, steps_behind(stored)[2])
 
     def column(name: str) -> Any:
         if name in _OF_SITE:
@@ -69,17 +69,21 @@ def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str]
     return pa.table({name: column(name) for name in columns})
 
 
-def represented(catalogue: SeriesCatalogue, places: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return the elements that a sampled row stands for, see :func:`aggregator.estimates.scale_estimates`."""
-    estimated = catalogue.table["estimated"].to_numpy()
-    numel = np.where(estimated, catalogue.table["numel"].cast(pa.float64()).to_numpy(), NOT_ESTIMATED)
-    return numel[places].astype(np.float64)
+def represented(
+    catalogue: SeriesCatalogue, places: NDArray[np.intp], num_steps: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the elements that a sampled row stands for, see :func:`aggregator.estimates.scale_estimates`.
+
+    A sample of several steps stands for as many times the whole.
+    """
+    estimated = catalogue.table["estimated"].to_numpy()[places]
+    numel = catalogue.table["numel"].cast(pa.float64()).to_numpy()[places]
+    return np.where(estimated, numel * num_steps, NOT_ESTIMATED).astype(np.float64)
 
 
 def _of_site(values: pa.Array, places: NDArray[np.intp]) -> pa.Array:
-    if pa.types.is_string(values.type):
-        return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), values)
-    return values.take(pa.array(places))
+    # Several series may have one name, and a dictionary each word once: pandas refuses others.
+    return (values.dictionary_encode() if pa.types.is_string(values.type) else values).take(pa.array(places))
 
 
 def _labelled(codes: pa.ChunkedArray, labels: pa.Array) -> pa.Array:

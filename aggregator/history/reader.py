@@ -20,6 +20,8 @@ from aggregator.health.update_ratio import UPDATE_TO_WEIGHT
 from aggregator.history.coarsen import COARSE_FIELDS, coarsened
 from aggregator.history.follow import Cursor, Followed, newest_cursor
 from aggregator.history.losses import Loss, losses_table
+from aggregator.history.memory import MemoryTables, recent_steps
+from aggregator.history.memory_run import is_memory, memory_source
 from aggregator.history.plan import Query, TableReader, Views
 from aggregator.history.present import COLUMNS, DEFAULT_COLUMNS, Scales, present, stored_columns
 from aggregator.history.quantiles import quantile_rows, require_quantiles
@@ -29,10 +31,10 @@ from aggregator.history.selection import as_names, matching, require_fields, sel
 from aggregator.history.series import SeriesCatalogue
 from aggregator.history.snapshot import read_manifest, salvaged_manifest
 from aggregator.history.update_ratio import ratio_series, require_update
-from telemetry.errors import HistogramAbsentError, HistoryDamagedError
+from telemetry.errors import HistogramAbsentError, HistoryDamagedError, HistoryNotFoundError
 from telemetry.summary import FLOAT_FIELDS, INT_FIELDS, SUMMARY_FIELDS, Histogram, HistogramDescriptor
 
-__all__ = ["History", "open_history"]
+__all__ = ["History", "open_history", "recent_history"]
 
 Names = str | Iterable[str] | None
 Steps = range | Iterable[int] | None
@@ -42,7 +44,7 @@ def open_history(path: Path | str, *, salvage: bool = False) -> History:
     """Open the record of a run for reading, while it is written or after.
 
     Args:
-        path: the directory that was given to ``watch`` as ``to``.
+        path: the directory that was given to ``watch`` as ``to``, or ``memory://NAME`` in the process that writes it.
         salvage: read what is left of a damaged run instead of refusing; :meth:`History.losses` says what is missing.
 
     Raises:
@@ -54,7 +56,43 @@ def open_history(path: Path | str, *, salvage: bool = False) -> History:
         >>> history = open_history("runs/exp1")                                         # doctest: +SKIP
         >>> history.series("layers.0.attn", "activation", "rms").to_pandas().plot("step", "value")  # doctest: +SKIP
     """
-    return History(Path(path), salvage=salvage)
+    if is_memory(path):
+        return History(*memory_source(path))
+    run = Path(path)
+    losses: list[Loss] | None = [] if salvage else None
+    try:
+        manifest = read_manifest(run)
+    except HistoryDamagedError as error:
+        if losses is None:
+            raise
+        losses.append(Loss(str(run), None, None, None, None, error.message))
+        manifest = salvaged_manifest(run)
+    return History(TableReader(run, losses), manifest)
+
+
+def recent_history(path: Path | str) -> History:
+    """Open the newest steps of a run that this very process writes, from memory: no file is read after the manifest.
+
+    For live views beside the training, on rank zero. At most 256 durable steps are there, or as many as have 32 MiB;
+    :func:`open_history` has all.
+
+    Args:
+        path: the directory that was given to ``watch`` as ``to``.
+
+    Raises:
+        HistoryNotFoundError: this process does not write it.
+        HistoryDamagedError: its manifest is damaged.
+
+    Example:
+        >>> recent_history("runs/exp1").series("layers.0.attn", "activation", "rms")  # doctest: +SKIP
+    """
+    run = Path(path)
+    steps = recent_steps(run)
+    if steps is None:
+        raise HistoryNotFoundError(
+            f"this process writes no run in {run}", remedy="open_history reads it in any process"
+        )
+    return History(MemoryTables(run, steps), read_manifest(run))
 
 
 class History:
@@ -68,22 +106,12 @@ class History:
         HistoryVersionError: a newer version wrote them.
     """
 
-    def __init__(self, path: Path, *, salvage: bool = False) -> None:
-        self.path = path
-        self._losses: list[Loss] = []
-        self._salvage = salvage
-        self._manifest = self._read_manifest()
-        self._tables = TableReader(path, self._losses if salvage else None)
+    def __init__(self, tables: TableReader, manifest: Mapping[str, Any]) -> None:
+        self.path = tables.run
+        self._manifest = manifest
+        self._tables = tables
+        self._salvage = tables.losses is not None
         self._catalogues: dict[bool, tuple[object, SeriesCatalogue]] = {}
-
-    def _read_manifest(self) -> Mapping[str, Any]:
-        try:
-            return read_manifest(self.path)
-        except HistoryDamagedError as error:
-            if not self._salvage:
-                raise
-            self._losses.append(Loss(str(self.path), None, None, None, None, error.message))
-            return salvaged_manifest(self.path)
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -105,7 +133,7 @@ class History:
 
         Columns ``file segment table step_lo step_hi problem``; steps are null where they cannot be told.
         """
-        return losses_table(self._losses)
+        return losses_table(self._tables.losses or [])
 
     def segments(self) -> pa.Table:
         """Return one row a segment: who wrote it, from which step, how far, and whether it is sealed.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aggregator.catalogue import MergedStep
 from aggregator.history.schema import OBSERVATIONS
-from aggregator.history.series import SeriesCatalogue, spec_of
+from aggregator.history.series import SeriesCatalogue, site_spec
 from telemetry.packet import NO_RANK, Packet, StepFacts
 from telemetry.presence import Presence
 from telemetry.sites import SiteSpec
@@ -108,7 +108,7 @@ class Replay:
         for place in np.unique(places).tolist():
             if place not in self._specs:
                 row = self._catalogue.table.slice(place, 1).to_pylist()[0]
-                self._specs[place] = spec_of({**row, "name": row["site"]})
+                self._specs[place] = site_spec({**row, "name": row["site"]})
         return tuple(self._specs[place] for place in places.tolist())
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "REPLICA_LABELS",
     "SCHEMAS",
     "SITES",
+    "SPANS",
     "STEPS",
 ]
 
@@ -101,6 +102,15 @@ FINDINGS: Final = pa.schema(
         pa.field("rank", pa.int64()),
         pa.field("site", pa.string()),
         pa.field("details", pa.string(), nullable=False),
+    ]
+)
+
+# Beside ``OBSERVATIONS``, of rows in memory that stand for several steps; ``step`` is the last of them.
+SPANS: Final = pa.schema(
+    [
+        pa.field("step_lo", pa.int64(), nullable=False),
+        pa.field("num_steps", pa.int64(), nullable=False),
+        pa.field("num_observed_steps", pa.int64(), nullable=False),
     ]
 )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from telemetry.sites import SiteSpec
 
-__all__ = ["SERIES", "SeriesCatalogue", "drift_between", "spec_of"]
+__all__ = ["SERIES", "SeriesCatalogue", "drift_between", "site_spec"]
 
 SERIES: Final = pa.schema(
     [
@@ -67,7 +67,7 @@ class SeriesCatalogue:
         definitions: dict[int, list[tuple[int, int, int]]] = {}
         newest: dict[int, SiteSpec] = {}
         for row in stored:
-            site_id, spec = row["site"], spec_of(row)
+            site_id, spec = row["site"], site_spec(row)
             said = definitions.setdefault(site_id, [])
             drift = drift_between(newest[site_id], spec) if said else "new"
             if said and not drift:
@@ -110,8 +110,8 @@ def _place(entries: list[tuple[int, int, int]], segment: int, step: int) -> int:
     return before[-1] if before else entries[0][2]
 
 
-def spec_of(row: Mapping[str, Any]) -> SiteSpec:
-    """Return the definition in a stored row of the ``sites`` table."""
+def site_spec(row: Mapping[str, Any]) -> SiteSpec:
+    """Return the definition that a row of the ``sites`` table holds."""
     placements = tuple((entry["axis"], entry["placement"]) for entry in row["placements"] or ())
     shape, aliases = tuple(row["shape"]), tuple(row["aliases"])
     return SiteSpec(row["name"], row["kind"], row["dtype"], shape, row["numel"], placements, aliases, row["estimated"])

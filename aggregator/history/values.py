@@ -10,10 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from aggregator.estimates import scale_estimates
+from telemetry.presence import Presence
 from telemetry.summary import derive
 from telemetry.summary.fields import FLOAT_FIELDS, INT_FIELDS, NUM_FLOATS, NUM_INTS
 
-__all__ = ["float_values", "needed_columns", "packed_rows"]
+__all__ = ["float_values", "needed_columns", "packed_rows", "steps_behind"]
 
 _ALWAYS: Final = ("finite", "total")
 _DERIVED_FROM: Final[Mapping[str, tuple[str, ...]]] = {
@@ -46,6 +47,21 @@ def packed_rows(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.float64]
         if name in there:
             _fill(floats[:, i], table[name])
     return ints, floats
+
+
+def steps_behind(stored: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first step of every row, the number of its steps, and of those at which it was observed.
+
+    A row stands for one step, but those of a run in memory that has become coarse, see ``schema.SPANS``.
+
+    Args:
+        stored: columns ``step`` and ``presence``, and those of ``SPANS`` where there are some.
+    """
+    step = stored["step"].to_numpy()
+    if "num_steps" in stored.column_names:
+        return stored["step_lo"].to_numpy(), stored["num_steps"].to_numpy(), stored["num_observed_steps"].to_numpy()
+    observed = stored["presence"].to_numpy() == Presence.OBSERVED
+    return step, np.ones(len(step), np.int64), observed.astype(np.int64)
 
 
 def _fill(column: NDArray[Any], stored: pa.ChunkedArray) -> None:

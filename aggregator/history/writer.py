@@ -19,17 +19,19 @@ from typing import Any, Final
 from aggregator.catalogue import MergedStep
 from aggregator.history.chunks import encode_chunk
 from aggregator.history.claim import Claim, begin_run, continue_run, is_own_restart, withdraw
-from aggregator.history.encode import encode_findings, encode_observations, encode_sites, encode_step
 from aggregator.history.fence import publish_generation
 from aggregator.history.folder import Folder
 from aggregator.history.folding import FoldingPolicy
 from aggregator.history.group import GroupCommit, PendingSteps
 from aggregator.history.index import ChunkFile, Index
+from aggregator.history.intake import Intake
 from aggregator.history.layout import segment_folder
+from aggregator.history.memory import RecentSteps, keep_recent
 from aggregator.history.publish import publish, uncontested
+from aggregator.history.snapshot import newest_index
+from aggregator.history.sweep import sweep_segment
 from aggregator.history.termination import settle_at_exit, settle_at_sigterm
-from telemetry.errors import HistoryWriteError, RankfoldError, StepOrderError, WriterFencedError
-from telemetry.sites import SiteSpec
+from telemetry.errors import HistoryError, HistoryWriteError, RankfoldError, WriterFencedError
 from telemetry.summary.histogram import HistogramDescriptor
 
 __all__ = ["HistoryWriter"]
@@ -55,6 +57,7 @@ class HistoryWriter:
         resume_step: int | None,
         group: GroupCommit | None = None,
         folding: FoldingPolicy | None = None,
+        recent: RecentSteps | None = None,
     ) -> None:
         self.path = path
         self.run_id = claim.run_id
@@ -70,8 +73,7 @@ class HistoryWriter:
         self._timer: threading.Timer | None = None
         self._commit_s = 0.0
         self._committed_at = float("-inf")
-        self._newest_step: int | None = None
-        self._written_sites: dict[int, SiteSpec] = {}
+        self._intake = Intake(claim.segment, resume_step)
         self._failure: RankfoldError | None = None
         self._notices: tuple[Mapping[str, Any], ...] = ()
         self._lock = threading.Condition(threading.RLock())
@@ -86,6 +88,9 @@ class HistoryWriter:
             self._replace_files,
             self._fail_folding,
         )
+        self._recent = RecentSteps(policy="archived") if recent is None else recent
+        self._recent.begin_segment(claim.segment, claim.record)
+        keep_recent(path, self._recent)
         settle_at_exit(self)
 
     @staticmethod
@@ -134,6 +139,11 @@ class HistoryWriter:
     def num_commits(self) -> int:
         """Steps committed in this segment."""
         return self._index.num_commits
+
+    @property
+    def failure(self) -> RankfoldError | None:
+        """Why no further step can be appended, None while one can."""
+        return self._failure
 
     def commit(self, step: MergedStep) -> None:
         """Make a step durable, and with it all that were appended before.
@@ -192,7 +202,9 @@ class HistoryWriter:
             self._flush()
             with self._latching(None):
                 self._publish_index(replace(self._index, generation=self._index.generation + 1, sealed=True))
+            self._recent.seal()
             self._fold.remove_expired(float("inf"))
+            sweep_segment(self._folder)
 
     def next_segment(self, run: Mapping[str, Any], descriptor: HistogramDescriptor, resume_step: int) -> HistoryWriter:
         """Close this segment and begin the next one of the run, for a replay inside of one process.
@@ -216,7 +228,7 @@ class HistoryWriter:
         except RankfoldError as error:
             self._failure = error
             raise
-        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding)
+        return HistoryWriter(self.path, claim, resume_step, self._group, self._folding, self._recent)
 
     def abandon(self) -> None:
         """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""
@@ -272,42 +284,9 @@ class HistoryWriter:
     def _append(self, step: MergedStep) -> Future[MergedStep]:
         if self._failure is not None:
             raise self._failure
-        self._require_order(step.step)
-        fresh = self._undefined_sites(step)
-        self._notices, notices = (), self._notices
-        acknowledgement = self._pending.add(
-            step,
-            {
-                "steps": encode_step(step),
-                "observations": encode_observations(step.packet),
-                "sites": encode_sites(fresh, step.step),
-                "findings": encode_findings((*step.packet.findings, *notices), step.step),
-            },
-        )
-        self._newest_step = step.step
-        self._written_sites.update((site.site_id, site) for site in fresh)
-        return acknowledgement
-
-    def _require_order(self, step: int) -> None:
-        last, start = self._newest_step, self.resume_step
-        if last is not None and step <= last:
-            raise StepOrderError(
-                f"step {step} was to follow step {last} in segment {self.segment}",
-                step=step,
-                remedy="step numbers must increase; a replay needs a new segment",
-            )
-        if start is not None and step < start:
-            raise StepOrderError(
-                f"segment {self.segment} begins at resume_step={start}",
-                step=step,
-                remedy="give the first step that is logged again as resume_step",
-            )
-
-    def _undefined_sites(self, step: MergedStep) -> list[SiteSpec]:
-        """Return the sites whose definition is not yet stored as it is now; it may have gained names, or drifted."""
-        named = zip(step.packet.sites.tolist(), step.sites, strict=True)
-        found = {**{site.site_id: site for site in step.new_sites}, **dict(named)}
-        return [site for key, site in found.items() if self._written_sites.get(key) != site]
+        tables = self._intake.take(step, self._notices)
+        self._notices = ()
+        return self._pending.add(step, tables)
 
     def _flush(self) -> None:
         self._fold.wait_for_room()
@@ -325,6 +304,8 @@ class HistoryWriter:
             raise
         self._committed_at = time.monotonic()
         self._commit_s = self._committed_at - begun
+        for step, tables in zip(self._pending.steps, self._pending.tables, strict=True):
+            self._recent.add(step.step, tables)
         self._resolve_pending(None)
         self._fold.start_if_due()
 
@@ -363,20 +344,32 @@ class HistoryWriter:
         except RankfoldError as error:
             self._failure = error
             raise
-        except FileExistsError as error:
-            self._failure = WriterFencedError(
-                f"another process has continued the run in {self.path} after segment {self.segment}",
-                step=step,
-                remedy="stop this attempt; its steps up to the fence are kept",
-            )
-            raise self._failure from error
         except OSError as error:
-            self._failure = HistoryWriteError(
-                f"{self._folder} cannot be written: {error.strerror or error}",
-                step=step,
-                remedy="make room or restore the directory, then continue with resume_step; what was committed is kept",
-            )
+            self._failure = self._fenced(step) if self._is_fenced(error) else self._unwritable(step, error)
             raise self._failure from error
+
+    def _is_fenced(self, error: OSError) -> bool:
+        """Tell whether a successor is why: it has taken the name, or swept away what was about to get it."""
+        if isinstance(error, FileExistsError):
+            return True
+        with suppress(OSError, HistoryError):
+            index = newest_index(self._folder)
+            return index is not None and index.sealed
+        return False
+
+    def _fenced(self, step: int | None) -> WriterFencedError:
+        return WriterFencedError(
+            f"another process has continued the run in {self.path} after segment {self.segment}",
+            step=step,
+            remedy="stop this attempt; its steps up to the fence are kept",
+        )
+
+    def _unwritable(self, step: int | None, error: OSError) -> HistoryWriteError:
+        return HistoryWriteError(
+            f"{self._folder} cannot be written: {error.strerror or error}",
+            step=step,
+            remedy="make room or restore the directory, then continue with resume_step; what was committed is kept",
+        )
 
     def _publish_steps(self, group: PendingSteps) -> None:
         files = self._index.files

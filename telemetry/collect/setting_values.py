@@ -119,7 +119,7 @@ def _switch(given: object) -> bool:
 _SWITCH: Final = "1, true, yes, on, or 0, false, no, off"
 
 SETTING_SPECS: Final = (
-    SettingSpec("to", None, _text, "a directory or ray://NAME"),
+    SettingSpec("to", None, _text, "a directory, memory://NAME, or ray://NAME"),
     SettingSpec("signals", SIGNALS, _signals, f"names with commas between, of {', '.join(SIGNALS)}; or none"),
     SettingSpec("select", "*", _names, "globs of names with commas between"),
     SettingSpec("exclude", (), _names, "globs of names with commas between, or none"),

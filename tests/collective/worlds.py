@@ -47,6 +47,10 @@ class MemoryRecorder:
         self.offer = offer
         return AttachReply(RUN_ID, 0)
 
+    @property
+    def failure(self) -> RankfoldError | None:
+        return None
+
     def guard(self) -> None:
         self.is_guarded = True
 

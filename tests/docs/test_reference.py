@@ -38,7 +38,8 @@ def test_the_page_of_the_command_line_lists_every_option_of_the_demo_with_its_de
     command = typer.main.get_command(app)
     (demo,) = (one for name, one in command.commands.items() if name == "demo")
     options = {max(option.opts, key=len): option.default for option in demo.params if option.name != "help"}
-    rows = re.findall(r"^\| `(--[\w-]+)` \| `?([\w/]+)`? \|", page, flags=re.MULTILINE)
+    (section,) = re.findall(r"^## `rankfold demo`$(.*?)^## ", page, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(--[\w-]+)` \| `?([\w/]+)`? \|", section, flags=re.MULTILINE)
     assert dict(rows) == {name: str(default) for name, default in options.items()}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from aggregator.catalogue import Catalogue
-from aggregator.history import FoldingPolicy, GroupCommit, HistoryWriter
+from aggregator.history import FoldingPolicy, HistoryWriter
 from aggregator.testing.packets import make_packet, make_site, make_step
 from telemetry.errors import RankfoldError
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
@@ -56,8 +56,7 @@ def claim_at_barrier(path: Path, barrier, told) -> None:
 def append_and_tell(path: Path, fan_in: tuple[int, int], told, stop) -> None:
     """Append a step each 10 ms until told to stop, and send each one with the time at which it was appended."""
     torch.set_num_threads(1)
-    group, folding = GroupCommit(max_steps=4, max_wait_s=0.05), FoldingPolicy(fan_in, grace_s=0.02)
-    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, group=group, folding=folding)
+    writer = HistoryWriter.create(path, {}, DEFAULT_DESCRIPTOR, folding=FoldingPolicy(fan_in, grace_s=0.02))
     catalogue = Catalogue()
     for step in itertools.count():
         if stop.wait(0.01):

@@ -11,6 +11,7 @@ import pytest
 
 from aggregator.history import FoldingPolicy, HistoryWriter, open_history, verify
 from aggregator.history import publish as publish_module
+from aggregator.history.snapshot import newest_index
 from aggregator.testing.packets import make_step
 from telemetry.summary import DEFAULT_DESCRIPTOR
 from tests.history.history_processes import CONTEXT, commit_and_tell, packet_of
@@ -106,6 +107,14 @@ def writer_with(path, num_steps, folding=NO_FOLDING):
     return writer
 
 
+def leftovers(segment):
+    """Return the files of a segment that no one will ever read, but for the claims."""
+    newest = {path.name for path in sorted(segment.glob("index-*.arrow"))[-2:]}
+    kept = {entry.file for entry in newest_index(segment).entries} | newest | {"segment.json"}
+    there = {str(path.relative_to(segment)) for path in segment.rglob("*") if path.is_file()}
+    return there - kept
+
+
 def calls_of_one_commit(path, monkeypatch, num_before, folding):
     writer = writer_with(path, num_before, folding)
     with monkeypatch.context() as patch:
@@ -139,6 +148,11 @@ def test_death_at_any_system_call_of_a_commit_leaves_the_step_whole_or_absent(
         commit_and_fold(successor, num_before)
         assert_exact(open_history(run), list(range(num_before + 1)))
         assert verify(run).num_rows == 0
+        # What the dead writer left is gone from its segment, and its successor leaves nothing.
+        assert leftovers(run / "seg-00000") == set()
+        successor.close()
+        assert leftovers(run / "seg-00001") == set()
+        assert not list(run.glob(".unpublished-*"))
     assert outcomes == {num_before, num_before + 1}
 
 

@@ -61,7 +61,7 @@ def test_a_folded_run_reads_the_same_as_one_that_never_was(tmp_path, fan_in):
 
 
 def test_row_groups_of_a_folded_file_end_between_sites(tmp_path, monkeypatch):
-    monkeypatch.setattr(folding_module, "ROWS_A_GROUP", 20)
+    monkeypatch.setattr(folding_module, "ROWS_A_GROUP", (0, 20, 20))
     monkeypatch.setattr(folding_module, "ROWS_A_BLOCK", 50)
     folded = written(tmp_path / "folded", FoldingPolicy((4, 4)))
     plain = written(tmp_path / "plain", NEVER)

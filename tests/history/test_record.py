@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aggregator.history import FoldingPolicy, HistoryWriter, open_history
-from aggregator.history import writer as writer_module
+from aggregator.history import intake as intake_module
 from aggregator.merge import merge_packets
 from aggregator.testing.packets import make_packet, make_site, make_step, make_steps
 from telemetry.errors import (
@@ -77,9 +77,9 @@ def test_a_site_first_seen_in_step_2_has_rows_from_there_on_and_leaves_the_other
 
 def test_a_statistic_that_older_rows_lack_is_null_in_them_and_so_is_what_follows_from_it(tmp_path, monkeypatch):
     summary = summarize(torch.tensor([1.0, 2.0, 4.0]))
-    older = writer_module.encode_observations
+    older = intake_module.encode_observations
     with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "encode_observations", lambda packet: older(packet).drop_columns(["m4", "zero"]))
+        patch.setattr(intake_module, "encode_observations", lambda packet: older(packet).drop_columns(["m4", "zero"]))
         record(tmp_path, [make_packet(1, {ATTN: summary})])
     history = record(tmp_path, [make_packet(2, {ATTN: summary})], resume_step=2)
     rows = history.observations(columns=["step", "zero", "m4", "kurtosis", "std"]).to_pylist()

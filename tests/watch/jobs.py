@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,19 @@ class Net(nn.Module):
         return self.head(self.body(self.norm(self.embed(tokens))))
 
 
-def train(rank: int, world_size: int, to: Path | None, *, random: bool = False, **options: Any) -> dict[str, Any]:
-    """Train ``STEPS`` steps of a fixed global batch split over the ranks; watch where ``to`` is given."""
+def train(
+    rank: int,
+    world_size: int,
+    to: Path | str | None,
+    *,
+    random: bool = False,
+    on_step: Callable[[telemetry.Session], None] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train ``STEPS`` steps of a fixed global batch split over the ranks; watch where ``to`` is given.
+
+    ``on_step`` is called after each step of a watched training.
+    """
     torch.manual_seed(0)
     model: nn.Module = Net(random=random).double()
     # A world of one has no gradients to reduce, and so needs no wrapper.
@@ -56,6 +68,8 @@ def train(rank: int, world_size: int, to: Path | None, *, random: bool = False, 
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+        if session and on_step:
+            on_step(session)
     report = None
     if session:
         session.close()
