@@ -24,6 +24,7 @@ __all__ = [
     "HistoryNotFoundError",
     "HistoryVersionError",
     "HistoryWriteError",
+    "IntegrationUnavailableError",
     "KindUnknownError",
     "LayoutMismatchError",
     "MaskShapeError",
@@ -44,7 +45,9 @@ __all__ = [
     "SessionNestingError",
     "SettingMalformedError",
     "SignalUnknownError",
+    "SinkCapabilityError",
     "SinkDuplicateError",
+    "SinkTagError",
     "SinkUnavailableError",
     "SiteUnknownError",
     "SketchDescriptorError",
@@ -267,10 +270,28 @@ class SinkUnavailableError(ConfigurationError):
     code = "sink_unavailable"
 
 
+class SinkCapabilityError(ConfigurationError):
+    """A sink was asked for something that it does not carry."""
+
+    code = "sink_capability_missing"
+
+
+class SinkTagError(ConfigurationError):
+    """Two sites would be shown under one name."""
+
+    code = "sink_tag_collision"
+
+
 class AggregatorUnavailableError(ConfigurationError):
     """No aggregator serves the destination given as ``to``."""
 
     code = "aggregator_unavailable"
+
+
+class IntegrationUnavailableError(ConfigurationError, ImportError):
+    """The framework that an integration is for is not installed."""
+
+    code = "integration_unavailable"
 
 
 class AttachTimeoutError(RankfoldError, TimeoutError):

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from aggregator.catalogue import MergedStep
-from aggregator.sinks.protocol import CAPABILITIES, RunInfo, Sink
+from aggregator.sinks.admission import admit_sinks
+from aggregator.sinks.protocol import CAPABILITIES, ExactingSink, RunInfo, RunPlan, Sink
 from aggregator.testing.packets import make_packet, make_site, make_step, make_steps
 from telemetry.presence import Presence
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
@@ -64,6 +65,8 @@ class SinkContract:
         raise NotImplementedError
 
     def _deliver(self, sink: Sink, run: RunInfo, steps: Sequence[MergedStep]) -> None:
+        # At attach, only the sites of parameters are known.
+        admit_sinks([sink], RunPlan(steps[0].sites[:1], run.descriptor))
         sink.open(run)
         for step in steps:
             sink.emit(step)
@@ -76,6 +79,9 @@ class SinkContract:
         assert isinstance(sink, Sink)
         assert sink.name
         assert sink.capabilities <= CAPABILITIES
+        if isinstance(sink, ExactingSink):
+            assert sink.wanted <= CAPABILITIES
+            assert list(sink.disclosures) == []
 
     def test_it_touches_nothing_before_it_is_opened(self, tmp_path: Path) -> None:
         """The constructor runs on every rank."""
@@ -130,6 +136,19 @@ class SinkContract:
     def test_it_closes_without_having_been_opened(self, tmp_path: Path) -> None:
         """Close is also what follows a failed open."""
         self.make_sink(tmp_path).close()
+
+    def test_a_segment_that_begins_in_the_same_process_brings_its_steps_again(self, tmp_path: Path) -> None:
+        """The training went back to a checkpoint without a new process."""
+        sink = self.make_sink(tmp_path)
+        sink.open(_run())
+        for step in _steps(1, 4):
+            sink.emit(step)
+        if (begin_segment := getattr(sink, "begin_segment", None)) is not None:
+            begin_segment(_run(segment=1, resume_step=3))
+        for step in _steps(3, 6):
+            sink.emit(step)
+        sink.close()
+        assert list(self.steps_in(sink, tmp_path))[-4:] == [3, 4, 5, 6]
 
     def test_a_resumed_attempt_continues_the_target_with_its_own_steps(self, tmp_path: Path) -> None:
         """The second attempt opens a new object on the same target and replays from step 3."""

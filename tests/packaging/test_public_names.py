@@ -30,7 +30,8 @@ FRONT_DOORS = {
     """,
     aggregator: "open_history",
     aggregator.sinks: """
-        CAPABILITIES JsonlSink MemorySink RunInfo Sink SinkRunner TensorBoardSink require_valid_sinks
+        CAPABILITIES CometSink ExactingSink JsonlSink MemorySink MetricLoggerSink MlflowSink RunInfo RunPlan Sink
+        SinkRunner TensorBoardSink WandbSink admit_sinks require_valid_sinks
     """,
 }
 
