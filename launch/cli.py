@@ -7,13 +7,16 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from launch.lazy import LazyGroup
+
+if TYPE_CHECKING:
+    from launch.doctor import Installation
 
 __all__ = ["app", "main", "run"]
 
@@ -66,22 +69,38 @@ def _demo(
 
 @app.command("doctor")
 def _doctor(
+    run: Annotated[Path | None, typer.Option(help="Run directory whose storage to try.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of the training script, this one by default.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Axes of the job, outermost first: pp=2,dp=2,tp=2.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, envvar="WORLD_SIZE", help="Ranks of the job.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Say what this installation has: versions, and which code reduces tensors."""
+    """Say what this installation has, and what would keep a job from its record; exits 3 where something would."""
+    from launch.checks import parse_sizes
     from launch.doctor import inspect_installation
 
-    found = inspect_installation()
+    found = inspect_installation(folder, run, parse_sizes(layout) if layout is not None else None, world_size)
     if as_json:
         typer.echo(json.dumps(found.to_wire()))
-        return
-    typer.echo(f"python       {found.python}")
+    else:
+        _print_installation(found)
+    if not found.is_sound:
+        raise typer.Exit(3)
+
+
+def _print_installation(found: Installation) -> None:
+    typer.echo(f"{'python':<13} {found.python}")
     for name, installed in found.packages.items():
-        typer.echo(f"{name:<12} {installed or 'not installed'}")
+        typer.echo(f"{name:<13} {installed or 'not installed'}")
     typer.echo(f"imported from {found.location}")
     typer.echo(f"tensors on the CPU are reduced by {found.backend} (available: {', '.join(found.backends)})")
     for device in found.devices:
         typer.echo(f"tensors on {device} are reduced by aten")
+    typer.echo(f"collectives: {', '.join(found.collectives) or 'none, this torch has no torch.distributed'}")
+    for check in found.checks:
+        typer.echo(f"{check.state:<8} {check.name}: {check.found}")
+        if check.remedy:
+            typer.echo(f"         → {check.remedy}")
     for sentence in found.advice:
         typer.echo(f"→ {sentence}")
 

@@ -1,20 +1,23 @@
-"""What this installation has: versions, and the code that reduces tensors on each kind of device."""
+"""What this installation has, and what of it would keep a job from its record."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import telemetry
+from launch.checks import Check, check_imports, check_layout, check_storage
 from telemetry.summary import available_backends, backend_name
 
 __all__ = ["Installation", "inspect_installation"]
 
-_PACKAGES = ("torch", "numpy", "pyarrow", "tensorboard", "ray", "wandb")
+_PACKAGES = ("torch", "numpy", "pyarrow", "tensorboard", "ray", "wandb", "mlflow-skinny", "comet-ml", "plotly")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,9 @@ class Installation:
         location: the folder that the packages are imported from.
         backend: what reduces tensors on the CPU; backends: all that work here, the fastest first.
         devices: name of each CUDA device; their tensors are reduced by ATen.
-        advice: what to do about what was found, one sentence each.
+        collectives: backends of ``torch.distributed`` that this torch has.
+        checks: of imports, storage and layout.
+        advice: what to do about the installation itself, one sentence each.
     """
 
     python: str
@@ -35,15 +40,33 @@ class Installation:
     backend: str
     backends: tuple[str, ...]
     devices: tuple[str, ...]
+    collectives: tuple[str, ...]
+    checks: tuple[Check, ...]
     advice: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing that was looked at has failed."""
+        return all(check.state != "failed" for check in self.checks)
 
     def to_wire(self) -> dict[str, object]:
         """Return the fields as a JSON-serialisable dictionary."""
-        return asdict(self)
+        return {**asdict(self), "sound": self.is_sound}
 
 
-def inspect_installation() -> Installation:
-    """Look at this environment; starts nothing and writes nothing."""
+def inspect_installation(
+    folder: Path | None = None,
+    run_directory: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    world_size: int | None = None,
+) -> Installation:
+    """Look at this environment; starts nothing, and writes only to try the storage of a run.
+
+    Args:
+        folder: of the training script, the working directory if None.
+        run_directory: where a run is to be; its storage is not looked at if None.
+        sizes: axes of a layout; world_size: ranks of the job, None if unknown.
+    """
     backends = available_backends()
     advice = []
     if backends == ("aten",):
@@ -58,8 +81,21 @@ def inspect_installation() -> Installation:
         backend=backend_name("cpu"),
         backends=backends,
         devices=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+        collectives=_collectives(),
+        checks=(
+            *check_imports(folder or Path.cwd()),
+            *(check_storage(run_directory) if run_directory is not None else ()),
+            *((check_layout(sizes, world_size),) if sizes is not None else ()),
+        ),
         advice=tuple(advice),
     )
+
+
+def _collectives() -> tuple[str, ...]:
+    if not dist.is_available():
+        return ()
+    known = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    return tuple(name for name, is_there in known.items() if is_there())
 
 
 def _version(package: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from launch import doctor
@@ -26,3 +27,65 @@ def test_without_a_kernel_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(doctor, "available_backends", lambda: ("aten",))
     (advice,) = doctor.inspect_installation().advice
     assert "install a C compiler" in advice
+
+
+def checks(*words: str) -> tuple[int, dict[str, dict]]:
+    shown = CliRunner().invoke(app, ["doctor", "--json", *words])
+    return shown.exit_code, {check["name"]: check for check in json.loads(shown.stdout)["checks"]}
+
+
+def test_a_clean_folder_is_sound(tmp_path):
+    code, found = checks("--folder", str(tmp_path), "--run", str(tmp_path / "runs" / "new"))
+    assert code == 0
+    assert {name: check["state"] for name, check in found.items() if name.startswith("import")} == {
+        "import telemetry": "ok",
+        "import aggregator": "ok",
+        "import launch": "ok",
+    }
+    assert found["hard links"]["state"] == "ok"
+    assert "ms, median" in found["sync of a file"]["found"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("hiding", ["telemetry.py", "aggregator/__init__.py", "launch.py"])
+def test_a_file_beside_the_script_that_hides_a_package_is_named(hiding, tmp_path):
+    (tmp_path / hiding).parent.mkdir(exist_ok=True)
+    (tmp_path / hiding).touch()
+    code, found = checks("--folder", str(tmp_path))
+    assert code == 3
+    (bad,) = (check for check in found.values() if check["state"] == "failed")
+    assert str(tmp_path / hiding) in bad["found"]
+    assert "rename" in bad["remedy"]
+
+
+def test_another_distribution_of_the_same_name_is_named(monkeypatch):
+    monkeypatch.setattr("launch.checks.packages_distributions", lambda: {"telemetry": ["rankfold", "other-telemetry"]})
+    code, found = checks()
+    assert code == 3
+    assert found["import telemetry"]["remedy"] == "pip uninstall other-telemetry"
+
+
+def test_storage_without_hard_links_and_one_that_cannot_be_written_are_told_apart(tmp_path, monkeypatch):
+    def no_links(*_args, **_options):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    _, found = checks("--run", str(tmp_path))
+    assert found["hard links"]["state"] == "warning"
+    (tmp_path / "file").touch()
+    code, found = checks("--run", str(tmp_path / "file" / "run"))
+    assert (code, found["storage"]["state"]) == (3, "failed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "state"),
+    [
+        (["--layout", "pp=2,dp=2", "--world-size", "4"], 0, "ok"),
+        (["--layout", "pp=2,dp=2"], 0, "ok"),
+        (["--layout", "pp=2,dp=2", "--world-size", "8"], 3, "failed"),
+    ],
+)
+def test_a_layout_has_to_have_as_many_places_as_the_job_has_ranks(words, code, state, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    done, found = checks(*words)
+    assert (done, found["layout"]["state"]) == (code, state)

@@ -10,7 +10,7 @@ import pytest
 from aggregator import open_history
 from telemetry.summary import FLOAT_FIELDS, INT_FIELDS
 from tests.ranks import run_ranks
-from tests.watch.jobs import STEPS, train, train_and_read
+from tests.watch.jobs import STEPS, Net, train, train_and_read
 
 # Ranks that hold other elements of a site each make a call; replicas are counted once.
 INTS = tuple(name for name in INT_FIELDS if name != "calls")
@@ -86,3 +86,14 @@ def test_what_observing_costs_is_a_series_of_every_step(tmp_path):
         assert step["num_budget_dropped"] == 0
     counting, plain = steps[1]["transfer_bytes"], steps[2]["transfer_bytes"]
     assert 0 < plain < counting
+
+
+def test_sites_stand_in_the_order_of_the_model(tmp_path):
+    run_ranks(train_and_read, 2, tmp_path / "run")
+    sites = open_history(tmp_path / "run").sites().to_pylist()
+    names = {
+        kind: [row["site"] for row in sites if row["kind"] == kind] for kind in ("parameter", "gradient", "activation")
+    }
+    weights = [name for name, _ in Net(random=False).named_parameters()]
+    assert names["parameter"] == names["gradient"] == weights
+    assert names["activation"] == ["embed", "norm", "body.0", "body.1", "body.2", "body.3", "body", "head"]
