@@ -21,6 +21,7 @@ from launch.cli import run
 from launch.lazy import LAZY_COMMANDS
 from telemetry.summary import DEFAULT_DESCRIPTOR
 from tests.launch.runs import RECORD, STATES, STEPS, make_packets, make_run, make_steps, write_steps
+from tests.sinks.trackers import wandb_rows
 
 COMMANDS = {
     "inspect": ["inspect", "RUN"],
@@ -395,3 +396,12 @@ def test_the_list_of_commands_comes_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
     assert all(name in done.stdout for name in LAZY_COMMANDS)
+
+
+def test_wandb_gets_an_offline_run_with_every_step(runs, tmp_path):
+    path = runs("whole")
+    assert run(["export", str(path), "--to", "wandb", "-o", str(tmp_path / "wb")]) == 0
+    rows = wandb_rows(tmp_path / "wb")
+    steps = [row["rankfold/step"] for row in rows if "rankfold/step" in row]
+    assert sorted(set(steps)) == list(STEPS)
+    assert any("layers.0.weight" in key for row in rows for key in row)
