@@ -44,7 +44,9 @@ __all__ = [
     "SessionNestingError",
     "SettingMalformedError",
     "SignalUnknownError",
+    "SinkCapabilityError",
     "SinkDuplicateError",
+    "SinkTagError",
     "SinkUnavailableError",
     "SiteUnknownError",
     "SketchDescriptorError",
@@ -265,6 +267,18 @@ class SinkUnavailableError(ConfigurationError):
     """A sink cannot work here, for instance because its library is not installed."""
 
     code = "sink_unavailable"
+
+
+class SinkCapabilityError(ConfigurationError):
+    """A sink was asked for something that it does not carry."""
+
+    code = "sink_capability_missing"
+
+
+class SinkTagError(ConfigurationError):
+    """Two sites would be shown under one name."""
+
+    code = "sink_tag_collision"
 
 
 class AggregatorUnavailableError(ConfigurationError):

@@ -98,13 +98,31 @@ class AttachReply:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """What one sink did; ``state`` is ``ok``, ``late`` (still working when the run closed) or ``failed``."""
+    """What one sink did.
+
+    Attributes:
+        name: of the sink.
+        state: ``ok``, ``late`` (still working when the run closed) or ``failed``.
+        num_emitted, num_dropped: steps that it took, and steps that it missed.
+        detail: where it is late or has failed, and why.
+        observations: what became of every scheduled observation of these steps: presence → how many were shown with it,
+            ``dropped`` → how many were lost, ``waiting`` → how many a late sink still has to take.
+        disclosures: what a reader of the tracker would otherwise not know, such as names that had to be changed.
+    """
 
     name: str
     state: str
     num_emitted: int
     num_dropped: int
     detail: str = ""
+    observations: Mapping[str, int] = field(default_factory=dict)
+    disclosures: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [f"{count} {what}" for what, count in self.observations.items()]
+        dropped = f", {self.num_dropped} dropped" if self.num_dropped else ""
+        told = f" ({', '.join(rows)})" if rows else ""
+        return f"sink {self.name}: {self.state}, {self.num_emitted} steps{dropped}{told} {self.detail}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def report_from_wire(wire: Mapping[str, Any]) -> CloseReport:
             **wire,
             "missing_ranks": tuple(wire["missing_ranks"]),
             "failure": wire["failure"] and RankfoldError.from_wire(wire["failure"]),
-            "sinks": tuple(SinkReport(**sink) for sink in wire["sinks"]),
+            "sinks": tuple(SinkReport(**{**sink, "disclosures": tuple(sink["disclosures"])}) for sink in wire["sinks"]),
             "findings": tuple(wire["findings"]),
         }
     )

@@ -17,6 +17,8 @@ from aggregator.collective.recording import RecorderFactory, StepRecorder
 from aggregator.collective.round import Brought
 from aggregator.definitions import DefinedSite, defined_sites, join_definitions
 from aggregator.findings import FindingLog
+from aggregator.sinks.admission import admit_sinks
+from aggregator.sinks.protocol import RunPlan
 from telemetry.errors import HistoryError, PacketMalformedError, RankfoldError
 from telemetry.packet import Packet
 from telemetry.protocol import AttachOffer, AttachReply, CloseReport, SinkReport
@@ -52,12 +54,15 @@ class Record:
         """Open the record with the sites of all ranks.
 
         Raises:
-            RankfoldError: the recorder refuses.
+            RankfoldError: a sink or the recorder refuses.
         """
         self._offered = {site.site_id: (site, ranks) for site, ranks in sites}
+        offer = replace(offer, sites=tuple(site for site, _ in self._offered.values()))
+        if not offer.disabled_by:
+            admit_sinks(offer.sinks, RunPlan(offer.sites, offer.descriptor))
         recorder = self._factory()
         try:
-            reply = recorder.claim(replace(offer, sites=tuple(site for site, _ in self._offered.values())))
+            reply = recorder.claim(offer)
         except BaseException:
             recorder.abort()
             raise

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from aggregator.catalogue import MergedStep
+from telemetry.sites import SiteSpec
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["CAPABILITIES", "RunInfo", "Sink"]
+__all__ = ["CAPABILITIES", "ExactingSink", "RunInfo", "RunPlan", "Sink"]
 
 CAPABILITIES: Final = frozenset({"scalar", "raw_histogram", "text", "image", "structured_event", "run_metadata"})
+"""All words there are for what a sink carries: numbers; the counts of a histogram, unchanged; prose; pictures; a
+finding or an observation with its structure; and what a run says of itself."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,30 @@ class RunInfo:
     world_size: int
     descriptor: HistogramDescriptor
     run: Mapping[str, Any]
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what a tracker keeps about the run, JSON-serialisable."""
+        return {
+            "run_id": self.run_id,
+            "segment": self.segment,
+            "resume_step": self.resume_step,
+            "world_size": self.world_size,
+            "descriptor": self.descriptor.to_wire(),
+            "run": dict(self.run),
+        }
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is going to ask of its sinks, as far as that is known at attach.
+
+    Attributes:
+        sites: those of all ranks that are known before the first step; more may come with any step.
+        descriptor: grid of the histograms.
+    """
+
+    sites: Sequence[SiteSpec]
+    descriptor: HistogramDescriptor
 
 
 @runtime_checkable
@@ -76,4 +103,24 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish and release; called even if :meth:`open` or :meth:`emit` raised."""
+        ...
+
+
+@runtime_checkable
+class ExactingSink(Sink, Protocol):
+    """A sink that can refuse a run at attach, or has to say what it changed or left out. A plain sink need not."""
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Capabilities that the user asked this object for; if ``capabilities`` lacks one, ``watch`` refuses."""
+        ...
+
+    def admit(self, plan: RunPlan) -> None:
+        """Raise a ``ConfigurationError`` if the run cannot be shown. Called once, on the rank that writes the record,
+        before anything is written or opened; every rank then raises the error."""
+        ...
+
+    @property
+    def disclosures(self) -> Sequence[str]:
+        """Sentences for the close report: what a reader of the tracker would otherwise not know."""
         ...

@@ -13,38 +13,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from aggregator.catalogue import MergedStep
-from aggregator.sinks.protocol import CAPABILITIES, RunInfo, Sink
-from telemetry.errors import ConfigurationError, SinkDuplicateError
+from aggregator.sinks.admission import require_valid_sinks
+from aggregator.sinks.ledger import SinkLedger
+from aggregator.sinks.protocol import ExactingSink, RunInfo, Sink
 from telemetry.protocol import SinkReport
 
 __all__ = ["QUEUE_STEPS", "SinkRunner", "require_valid_sinks"]
 
 QUEUE_STEPS: Final = 64
-
-
-def require_valid_sinks(sinks: Sequence[object]) -> tuple[Sink, ...]:
-    """Return the sinks, typed.
-
-    Raises:
-        SinkDuplicateError: one object was given twice.
-        ConfigurationError: an object is no sink, or claims a capability that does not exist.
-    """
-    valid = []
-    for i, sink in enumerate(sinks):
-        if any(sink is earlier for earlier in sinks[:i]):
-            raise SinkDuplicateError(
-                f"sink {getattr(sink, 'name', sink)!r} was given twice", remedy="give each sink once"
-            )
-        if isinstance(sink, type) or not isinstance(sink, Sink):
-            raise ConfigurationError(
-                f"{sink!r} is no sink", remedy="give objects with the methods of aggregator.sinks.Sink"
-            )
-        if unknown := sorted(sink.capabilities - CAPABILITIES):
-            raise ConfigurationError(
-                f"sink {sink.name!r} claims capabilities {unknown}", remedy=f"use words of {sorted(CAPABILITIES)}"
-            )
-        valid.append(sink)
-    return tuple(valid)
 
 
 class SinkRunner:
@@ -59,7 +35,7 @@ class SinkRunner:
             queue_steps: how many steps may wait for a sink before steps are dropped.
 
         Raises:
-            SinkDuplicateError, ConfigurationError: see :func:`require_valid_sinks`.
+            ConfigurationError: a subclass; see :func:`aggregator.sinks.admission.require_valid_sinks`.
         """
         self._workers = tuple(_SinkWorker(sink, run, queue_steps) for sink in require_valid_sinks(sinks))
         for worker in self._workers:
@@ -99,16 +75,16 @@ class _SinkWorker:
         self._queue: queue.Queue[MergedStep | RunInfo | None] = queue.Queue()
         self._queue_steps = queue_steps
         self._lock = threading.Lock()
-        self._num_emitted = 0
-        self._num_dropped = 0
+        self._ledger = SinkLedger()
         self._doing = "open"
         self._failure = ""
         self.thread = threading.Thread(target=self._run_sink, name=f"rankfold-sink-{self._name}", daemon=True)
 
     def offer(self, step: MergedStep) -> None:
         with self._lock:
+            self._ledger.offered(step)
             if self._failure or self._queue.qsize() >= self._queue_steps:
-                self._num_dropped += 1
+                self._ledger.dropped(step)
             else:
                 self._queue.put(step)
 
@@ -127,7 +103,15 @@ class _SinkWorker:
             if state == "late":
                 waiting = sum(isinstance(step, MergedStep) for step in tuple(self._queue.queue))
                 detail = f"still in {self._doing}, {waiting} steps wait"
-            return SinkReport(self._name, state, self._num_emitted, self._num_dropped, detail)
+            return SinkReport(
+                self._name,
+                state,
+                self._ledger.num_emitted,
+                self._ledger.num_dropped,
+                detail,
+                self._ledger.rows(),
+                tuple(self._sink.disclosures) if isinstance(self._sink, ExactingSink) else (),
+            )
 
     def _run_sink(self) -> None:
         try:
@@ -156,7 +140,7 @@ class _SinkWorker:
             self._doing = f"emit of step {step.step}"
             self._sink.emit(step)
             with self._lock:
-                self._num_emitted += 1
+                self._ledger.emitted(step)
             if self._queue.empty():
                 self._doing = "flush"
                 self._sink.flush()
@@ -166,6 +150,5 @@ class _SinkWorker:
             if not self._failure:
                 self._failure = f"{self._doing}: {type(error).__name__}: {error}"
             while not self._queue.empty():
-                self._num_dropped += isinstance(self._queue.get(), MergedStep)
-            # The step that raised was taken from the queue and is not in the sink.
-            self._num_dropped += self._doing.startswith("emit")
+                self._queue.get()
+            self._ledger.give_up()

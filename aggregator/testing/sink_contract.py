@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from aggregator.catalogue import MergedStep
-from aggregator.sinks.protocol import CAPABILITIES, RunInfo, Sink
+from aggregator.sinks.admission import admit_sinks
+from aggregator.sinks.protocol import CAPABILITIES, ExactingSink, RunInfo, RunPlan, Sink
 from aggregator.testing.packets import make_packet, make_site, make_step, make_steps
 from telemetry.presence import Presence
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
@@ -64,6 +65,8 @@ class SinkContract:
         raise NotImplementedError
 
     def _deliver(self, sink: Sink, run: RunInfo, steps: Sequence[MergedStep]) -> None:
+        # At attach, only the sites of parameters are known.
+        admit_sinks([sink], RunPlan(steps[0].sites[:1], run.descriptor))
         sink.open(run)
         for step in steps:
             sink.emit(step)
@@ -76,6 +79,9 @@ class SinkContract:
         assert isinstance(sink, Sink)
         assert sink.name
         assert sink.capabilities <= CAPABILITIES
+        if isinstance(sink, ExactingSink):
+            assert sink.wanted <= CAPABILITIES
+            assert list(sink.disclosures) == []
 
     def test_it_touches_nothing_before_it_is_opened(self, tmp_path: Path) -> None:
         """The constructor runs on every rank."""

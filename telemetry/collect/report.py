@@ -89,8 +89,7 @@ class SessionReport:
         if merge.failure is not None:
             lines.append(f"  merging stopped: {merge.failure}")
         for sink in merge.sinks:
-            dropped = f", {sink.num_dropped} dropped" if sink.num_dropped else ""
-            lines.append(f"  sink {sink.name}: {sink.state}, {sink.num_emitted} steps{dropped} {sink.detail}".rstrip())
+            lines += [f"  {sink}", *(f"    {sentence}" for sentence in sink.disclosures)]
         lines += [_finding_line(finding) for finding in merge.findings[:20]]
         return lines
 

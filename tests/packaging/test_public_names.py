@@ -30,7 +30,8 @@ FRONT_DOORS = {
     """,
     aggregator: "open_history",
     aggregator.sinks: """
-        CAPABILITIES JsonlSink MemorySink RunInfo Sink SinkRunner TensorBoardSink require_valid_sinks
+        CAPABILITIES ExactingSink JsonlSink MemorySink RunInfo RunPlan Sink SinkRunner TensorBoardSink admit_sinks
+        require_valid_sinks
     """,
 }
 

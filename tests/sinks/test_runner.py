@@ -3,11 +3,13 @@
 import threading
 
 import pytest
+import torch
 
-from aggregator.sinks import MemorySink, RunInfo, SinkRunner
-from aggregator.testing import make_packet, make_steps
-from telemetry.errors import ConfigurationError, SinkDuplicateError
-from telemetry.summary import DEFAULT_DESCRIPTOR
+from aggregator.sinks import MemorySink, RunInfo, RunPlan, SinkRunner, admit_sinks, require_valid_sinks
+from aggregator.testing import make_packet, make_site, make_steps
+from telemetry.errors import ConfigurationError, SinkCapabilityError, SinkDuplicateError
+from telemetry.presence import Presence
+from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
 
 RUN = RunInfo("run", 0, None, 1, DEFAULT_DESCRIPTOR, {})
 DEADLINE_S = 20.0
@@ -129,3 +131,69 @@ def test_what_is_no_sink_is_refused():
     for sink, text in ((print, "no sink"), (MemorySink, "no sink"), (odd, "smell")):
         with pytest.raises(ConfigurationError, match=text):
             SinkRunner([sink], RUN)
+
+
+class PickySink(MemorySink):
+    name = "picky"
+
+    def __init__(self, wanted=(), refusal=None):
+        super().__init__()
+        self.wanted, self.refusal, self.plan = frozenset(wanted), refusal, None
+        self.disclosures = ()
+
+    def admit(self, plan):
+        self.plan = plan
+        if self.refusal:
+            raise self.refusal
+
+    def emit(self, step):
+        super().emit(step)
+        self.disclosures = (f"saw step {step.step}",)
+
+
+def test_a_capability_that_is_asked_for_and_not_carried_is_refused_by_name():
+    with pytest.raises(SinkCapabilityError, match="'picky' was asked for image"):
+        require_valid_sinks([MemorySink(), PickySink(wanted=["image"])])
+    with pytest.raises(ConfigurationError, match="smell"):
+        require_valid_sinks([PickySink(wanted=["smell"])])
+
+
+def test_every_sink_judges_the_plan_before_any_is_opened():
+    plan, refusal = RunPlan((make_site("a"),), DEFAULT_DESCRIPTOR), ConfigurationError("not this one")
+    content, picky = PickySink(wanted=["scalar"]), PickySink(refusal=refusal)
+    with pytest.raises(ConfigurationError, match="not this one"):
+        admit_sinks([MemorySink(), content, picky], plan)
+    assert content.plan is plan
+    assert content.run is None
+
+
+def mixed_steps(count):
+    absent = {make_site("gone"): (Presence.SITE_ABSENT, "did not run")}
+    observed = {make_site(name): summarize(torch.ones(2)) for name in "ab"}
+    return make_steps(make_packet(step, observed, unobserved=absent) for step in range(count))
+
+
+def test_the_ledger_accounts_for_every_scheduled_observation_in_every_sink():
+    good, bad, twin = PickySink(), FailingSink("emit", at_step=2), PickySink()
+    runner = SinkRunner([good, bad, twin], RUN)
+    for step in mixed_steps(5):
+        runner.emit(step)
+    first, failed, second = runner.close(DEADLINE_S)
+    assert first.observations == second.observations == {"observed": 10, "site_absent": 5}
+    assert failed.observations == {"observed": 4, "site_absent": 2, "dropped": 9}
+    assert (first.name, second.name, first.disclosures) == ("picky", "picky", ("saw step 4",))
+    assert "ok, 5 steps (10 observed, 5 site_absent)" in str(first)
+    assert "emit of step 2: OSError: disk full" in str(failed)
+
+
+def test_the_ledger_counts_what_a_full_queue_dropped_and_what_a_late_sink_still_has_to_take():
+    slow = GatedSink("emit")
+    runner = SinkRunner([slow], RUN, queue_steps=2)
+    first, *others = mixed_steps(6)
+    runner.emit(first)
+    assert slow.entered.wait(DEADLINE_S)
+    for step in others:
+        runner.emit(step)
+    (late,) = runner.close(0.1)
+    assert late.observations == {"dropped": 9, "waiting": 9}
+    slow.gate.set()
