@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregator.catalogue import MergedStep
+from aggregator.sinks.bins import sparse_counts
 from aggregator.sinks.protocol import RunInfo
 from aggregator.sinks.values import step_values
 from aggregator.strict_json import to_strict_json
@@ -59,20 +60,7 @@ class JsonlSink:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._require_ours(self._file)
         _cut_torn_line(self._file)
-        self._append(
-            [
-                {
-                    "type": "header",
-                    "format": JSONL_FORMAT,
-                    "run_id": run.run_id,
-                    "segment": run.segment,
-                    "resume_step": run.resume_step,
-                    "world_size": run.world_size,
-                    "descriptor": run.descriptor.to_wire(),
-                    "run": run.run,
-                }
-            ]
-        )
+        self._append([{"type": "header", "format": JSONL_FORMAT, **run.to_record()}])
 
     def emit(self, step: MergedStep) -> None:
         """Append the lines of a step; on an error none of them stays."""
@@ -154,8 +142,7 @@ def _observations(step: MergedStep) -> Iterator[Mapping[str, Any]]:
             **{field: column[i] for field, column in values.items()},
         }
         if (counts := histograms.get(site.site_id)) is not None and presence is Presence.OBSERVED:
-            bins = counts.nonzero()[0]
-            line["histogram"] = {"bins": bins.tolist(), "counts": counts[bins].tolist()}
+            line["histogram"] = sparse_counts(counts)
         yield line
 
 

@@ -1,158 +1,202 @@
-"""The record in TensorBoard: scalars for what one watches, exact raw histograms for what one looks at.
-
-Tags are ``kind/site/field`` and never change. Values that do not exist make no point: a chart has a gap where nothing
-was observed or nothing was finite, and the count of non-finite elements says why.
-"""
+"""The record in TensorBoard: scalars for what one watches, exact raw histograms for what one looks at."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aggregator.catalogue import MergedStep
-from aggregator.sinks.protocol import RunInfo
-from aggregator.sinks.tensorboard_histogram import bucket_limits_and_counts
-from aggregator.sinks.values import NONFINITE, step_values
+from aggregator.sinks.bins import finite_bins
+from aggregator.sinks.points import DEFAULT_FIELDS, HistogramPoint, findings_text, histogram_points
+from aggregator.sinks.protocol import RunInfo, RunPlan
+from aggregator.sinks.tags import ANY_PRINTABLE
+from aggregator.sinks.tensorboard_layout import LayoutBook
+from aggregator.sinks.tensorboard_relay import relays
+from aggregator.sinks.tracker import TrackerSink, require_library
 from aggregator.strict_json import to_strict_json
-from telemetry.errors import FieldUnknownError, SinkUnavailableError
-from telemetry.presence import Presence
-from telemetry.summary import SUMMARY_FIELDS
+from telemetry.errors import ConfigurationError, SinkUnavailableError
 from telemetry.summary.fields import FINITE, FLOAT_FIELDS
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["DEFAULT_FIELDS", "TensorBoardSink"]
-
-DEFAULT_FIELDS: Final = (
-    "mean",
-    "std",
-    "rms",
-    "l2",
-    "min",
-    "max",
-    "absmax",
-    "zero_fraction",
-    "total",
-    NONFINITE,
-)
+__all__ = ["TensorBoardSink"]
 
 
-class TensorBoardSink:
-    """Writes one event file for each attempt.
+class TensorBoardSink(TrackerSink):
+    """Writes one event file for each attempt, or into a ``SummaryWriter`` of the caller's.
 
     Scalars are single precision, as TensorBoard reads them; histogram counts are exact up to 2^53.
+
+    Where wandb or clearml listens in on TensorBoard's writers, histograms are left out and the report says so, because
+    a relay re-bins them; if they were asked for with ``histograms=True``, ``watch`` refuses.
 
     Example:
         >>> sink = TensorBoardSink("runs/exp1/tb", fields=("rms", "absmax", "nonfinite"))
     """
 
     name = "tensorboard"
-    capabilities = frozenset({"scalar", "raw_histogram", "text", "run_metadata"})
+    alphabet = ANY_PRINTABLE
+    carries = frozenset({"scalar", "raw_histogram", "text", "run_metadata"})
 
-    def __init__(self, log_dir: Path | str, fields: Sequence[str] = DEFAULT_FIELDS) -> None:
+    def __init__(
+        self,
+        log_dir: Path | str | None = None,
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        *,
+        writer: SummaryWriter | None = None,
+        histograms: bool | None = None,
+        layout: bool = True,
+    ) -> None:
         """Name the directory; it is opened on the rank that writes the record.
 
         Args:
             log_dir: where event files go; several runs and attempts may share it.
             fields: which of ``telemetry.summary.SUMMARY_FIELDS`` and ``nonfinite`` become scalars. The norm of a site
                 that is only sampled is an estimate and is left out; the history has it.
+            writer: write into this one instead, and never close it. Needed on the rank that writes the record; the
+                sink then cannot be sent to another process.
+            histograms: True to be refused where they cannot be shown, False for none.
+            layout: whether to describe a custom-scalars dashboard with one category for each layer.
 
         Raises:
             SinkUnavailableError: TensorBoard is not installed.
             FieldUnknownError: a field does not exist.
+            ConfigurationError: both a directory and a writer were given.
         """
-        if importlib.util.find_spec("tensorboard") is None:
-            raise SinkUnavailableError("TensorBoard is not installed", remedy="pip install tensorboard")
-        if unknown := [field for field in fields if field not in (*SUMMARY_FIELDS, NONFINITE)]:
-            raise FieldUnknownError(
-                f"TensorBoardSink got fields {unknown}", remedy=f"use {', '.join((*SUMMARY_FIELDS, NONFINITE))}"
+        require_library("tensorboard", "TensorBoard", "tensorboard")
+        super().__init__(fields, histograms)
+        if log_dir is not None and writer is not None:
+            raise ConfigurationError(
+                "TensorBoardSink got a log_dir and a writer", remedy="give one of them; the writer has its directory"
             )
-        self.log_dir = Path(log_dir)
-        self.fields = tuple(fields)
-        self._writer: SummaryWriter | None = None
+        self.log_dir = None if log_dir is None else Path(log_dir)
+        self._theirs = writer
+        self._ours: SummaryWriter | None = None
+        self._layout = LayoutBook(self.fields) if layout else None
+        self._relays: tuple[str, ...] = ()
+        self._overtaken_from: int | None = None
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """No histograms where a relay would change them."""
+        return self.carries - {"raw_histogram"} if self._relays or relays() else self.carries
+
+    def admit(self, plan: RunPlan) -> None:
+        """Name all sites, and look for relays.
+
+        Raises:
+            SinkUnavailableError: there is neither a directory nor a writer.
+            SinkTagError: two sites would have one name.
+        """
+        if self.log_dir is None and self._theirs is None:
+            raise SinkUnavailableError("TensorBoardSink has no target", remedy="give it a log_dir or a writer")
+        super().admit(plan)
+        self._relays = relays()
+
+    @property
+    def disclosures(self) -> tuple[str, ...]:
+        """Relays, changed names, and what a writer of the caller's could not do."""
+        told = list(super().disclosures)
+        if self._relays:
+            told.append(
+                f"{', '.join(self._relays)} copies what TensorBoard's writers get; histograms were left out, because "
+                "such a relay re-bins them and counts steps in its own way"
+            )
+        if self._overtaken_from is not None:
+            told.append(
+                f"the writer is the caller's: points from step {self._overtaken_from} on that an earlier attempt wrote "
+                f"stay visible unless it was made with purge_step={self._overtaken_from}"
+            )
+        return tuple(told)
 
     def open(self, run: RunInfo) -> None:
         """Open the event file; points from ``run.resume_step`` on that an earlier attempt wrote are purged."""
+        if self._theirs is None:
+            self._ours = self._open_file(run)
+        else:
+            # A writer forgets its purge_step once it is open, so nobody can tell.
+            self._overtaken_from = run.resume_step
+        # A relay may have come since the run was admitted, and opening a writer is what it waits for.
+        self._relays = self._relays or relays()
+        self._writer.add_text("rankfold/run", f"    {to_strict_json(run.to_record())}", run.resume_step or 0)
+
+    def emit(self, step: MergedStep) -> None:
+        """Write the step as one event of scalars, one event a histogram, and a text if there are findings."""
+        writer, wall_time = self._writer, step.packet.facts.wall_time_s or None
+        _require_open(writer)
+        if self._layout is not None and self._layout.take_in(step.new_sites):
+            writer.add_custom_scalars(self._layout.layout())
+        _write_scalars(writer, step.step, self.scalars(step), wall_time)
+        if self.shows_histograms:
+            for point in histogram_points(step):
+                if (name := self.tags.name(point.site)) is not None:
+                    _write_histogram(writer, f"{name}/histogram", step, point, wall_time)
+        if text := findings_text(step):
+            writer.add_text("rankfold/findings", text, step.step, wall_time)
+
+    def flush(self) -> None:
+        """Write out what TensorBoard's writer still holds."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file; a writer of the caller's stays open."""
+        if self._theirs is not None:
+            self._theirs.flush()
+        if self._ours is not None:
+            self._ours.close()
+            self._ours = None
+
+    def _open_file(self, run: RunInfo) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(
+        return SummaryWriter(
             str(self.log_dir),
             purge_step=run.resume_step,
             # Two attempts of one second, on hosts of one name, still get files of their own.
             filename_suffix=f".{run.run_id[:8]}-{run.segment:05d}",
         )
-        about = {"run_id": run.run_id, "segment": run.segment, "world_size": run.world_size, "run": run.run}
-        self._writer.add_text("rankfold/run", f"    {to_strict_json(about)}", run.resume_step or 0)
 
-    def emit(self, step: MergedStep) -> None:
-        """Write the step as one event of scalars, one event a histogram, and a text if there are findings."""
-        assert self._writer is not None, "open comes first"
-        _write_scalars(self._writer, step, self._scalars(step))
-        _write_histograms(self._writer, step)
-        if step.packet.findings:
-            text = "\n\n".join(f"**{finding['code']}** {finding['message']}" for finding in step.packet.findings)
-            self._writer.add_text("rankfold/findings", text, step.step, _wall_time(step))
-
-    def flush(self) -> None:
-        """Write out what TensorBoard's writer still holds."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _scalars(self, step: MergedStep) -> dict[str, float]:
-        facts = step.packet.facts
-        found: dict[str, float] = {
-            "rankfold/self_ms": facts.self_s * 1e3,
-            "rankfold/step_ms": facts.step_s * 1e3,
-            "rankfold/ranks_merged": step.num_ranks,
-            "rankfold/findings": len(step.packet.findings),
-        }
-        for field in self.fields:
-            for site, value in zip(step.sites, step_values(step, field), strict=True):
-                if value is not None and not (field == "l2" and site.estimated):
-                    found[f"{site.kind}/{site.name}/{field}"] = value
-        return found
+    @property
+    def _writer(self) -> SummaryWriter:
+        writer = self._ours or self._theirs
+        assert writer is not None, "open comes first"
+        return writer
 
 
-def _write_scalars(writer: SummaryWriter, step: MergedStep, scalars: dict[str, float]) -> None:
+def _require_open(writer: SummaryWriter) -> None:
+    # A closed SummaryWriter would open a second file, which nobody closes.
+    if getattr(writer, "file_writer", None) is None:
+        raise SinkUnavailableError("the writer was closed by its owner", remedy="close it after the session")
+
+
+def _write_scalars(writer: SummaryWriter, step: int, scalars: dict[str, int | float], wall_time: float | None) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     # One event for all: a thousand calls of add_scalar take ten times as long.
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     file_writer: Any = writer.file_writer
-    file_writer.add_summary(Summary(value=values), step.step, _wall_time(step))
+    file_writer.add_summary(Summary(value=values), step, wall_time)
 
 
-def _write_histograms(writer: SummaryWriter, step: MergedStep) -> None:
-    packet = step.packet
-    row_of = {site.site_id: i for i, site in enumerate(step.sites)}
-    for site_id, counts in zip(packet.hist_sites.tolist(), packet.hist_counts, strict=True):
-        i = row_of[site_id]
-        buckets = bucket_limits_and_counts(packet.descriptor, counts)
-        if buckets is None or packet.presence[i] != Presence.OBSERVED:
-            continue
-        floats = dict(zip(FLOAT_FIELDS, packet.floats[i].tolist(), strict=True))
-        writer.add_histogram_raw(
-            f"{step.sites[i].kind}/{step.sites[i].name}/histogram",
-            min=floats["min"],
-            max=floats["max"],
-            num=int(packet.ints[i, FINITE]),
-            sum=floats["sum"],
-            sum_squares=floats["sum_sq"],
-            bucket_limits=buckets[0],
-            bucket_counts=buckets[1],
-            global_step=step.step,
-            walltime=_wall_time(step),
-        )
-
-
-def _wall_time(step: MergedStep) -> float | None:
-    return step.packet.facts.wall_time_s or None
+def _write_histogram(
+    writer: SummaryWriter, tag: str, step: MergedStep, point: HistogramPoint, wall_time: float | None
+) -> None:
+    bins = finite_bins(point.histogram)
+    if bins is None:
+        return
+    floats = dict(zip(FLOAT_FIELDS, step.packet.floats[point.row].tolist(), strict=True))
+    writer.add_histogram_raw(
+        tag,
+        min=floats["min"],
+        max=floats["max"],
+        num=int(step.packet.ints[point.row, FINITE]),
+        sum=floats["sum"],
+        sum_squares=floats["sum_sq"],
+        # TensorBoard knows right edges only, so an empty bucket in front carries the left edge of the first one.
+        bucket_limits=bins.edges.tolist(),
+        bucket_counts=[0, *bins.counts.tolist()],
+        global_step=step.step,
+        walltime=wall_time,
+    )

@@ -1,16 +1,20 @@
 """What TensorBoard reads back is what the history holds."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.utils.tensorboard import SummaryWriter
 
 from aggregator.history import HistoryWriter, open_history
-from aggregator.sinks import RunInfo, TensorBoardSink
+from aggregator.sinks import RunInfo, RunPlan, TensorBoardSink, admit_sinks
+from aggregator.sinks.tensorboard_layout import LAYOUT_FIELDS
 from aggregator.testing import make_packet, make_site, make_step, make_steps
-from telemetry.errors import FieldUnknownError
+from telemetry.errors import ConfigurationError, FieldUnknownError, SinkCapabilityError, SinkUnavailableError
 from telemetry.packet import StepFacts
 from telemetry.presence import Presence
 from telemetry.summary import DEFAULT_DESCRIPTOR, SUMMARY_FIELDS, summarize
@@ -127,7 +131,10 @@ def test_own_cost_coverage_metadata_and_findings_are_there(tmp_path):
     assert values_of(tmp_path, "rankfold/ranks_merged") == {1: 1.0}
     assert values_of(tmp_path, "rankfold/findings") == {1: 1.0}
     events = read(tmp_path)
-    texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    texts = {
+        tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
+        for tag in ("rankfold/run/text_summary", "rankfold/findings/text_summary")
+    }
     assert '"model":"tiny"' in texts["rankfold/run/text_summary"]
     assert "nan_appeared" in texts["rankfold/findings/text_summary"]
     assert events.Scalars(f"{TAG}/mean")[0].wall_time == 1.7e9
@@ -159,3 +166,123 @@ def test_two_attempts_in_one_second_have_a_file_each(tmp_path):
 def test_an_unknown_field_is_refused_when_the_sink_is_made(tmp_path):
     with pytest.raises(FieldUnknownError, match="rmss"):
         TensorBoardSink(tmp_path, fields=("rmss",))
+
+
+PLAN = RunPlan((SITE,), DEFAULT_DESCRIPTOR)
+
+
+def test_a_writer_of_the_callers_is_used_and_never_closed(tmp_path):
+    writer = SummaryWriter(str(tmp_path))
+    emit(None, [one_step([1.0, 3.0])], writer=writer)
+    writer.add_scalar("loss", 0.5, 2)
+    writer.close()
+    assert values_of(tmp_path, f"{TAG}/mean") == {1: 2.0}
+    assert values_of(tmp_path, "loss") == {2: 0.5}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_writer_that_its_owner_closed_is_a_failure_with_a_remedy_and_no_second_file(tmp_path):
+    writer = SummaryWriter(str(tmp_path))
+    sink = TensorBoardSink(writer=writer)
+    sink.open(run_info())
+    writer.close()
+    with pytest.raises(SinkUnavailableError, match="closed by its owner"):
+        sink.emit(one_step([1.0]))
+    sink.close()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_how_to_hide_overtaken_points_in_a_writer_of_the_callers_is_disclosed(tmp_path):
+    writer = SummaryWriter(str(tmp_path))
+    sink = TensorBoardSink(writer=writer)
+    sink.open(run_info(1, resume_step=7))
+    sink.close()
+    writer.close()
+    (told,) = sink.disclosures
+    assert "unless it was made with purge_step=7" in told
+
+
+def test_a_target_is_named_once_and_missed_only_where_the_record_is_written(tmp_path):
+    writer = SummaryWriter(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="a log_dir and a writer"):
+        TensorBoardSink(tmp_path, writer=writer)
+    writer.close()
+    with pytest.raises(SinkUnavailableError, match="no target"):
+        admit_sinks([TensorBoardSink()], PLAN)
+
+
+@pytest.fixture
+def wandb_relay():
+    tensorboard_patch = pytest.importorskip("wandb.integration.tensorboard")
+    tensorboard_patch.patch(save=False, root_logdir="")
+    yield
+    tensorboard_patch.unpatch()
+
+
+@pytest.mark.usefixtures("wandb_relay")
+def test_a_relay_of_wandbs_is_disclosed_and_gets_no_histograms(tmp_path):
+    sink = TensorBoardSink(tmp_path)
+    admit_sinks([sink], PLAN)
+    sink.open(run_info())
+    sink.emit(one_step([1.0, 2.0]))
+    sink.close()
+    tags = read(tmp_path).Tags()
+    assert tags["histograms"] == []
+    assert f"{TAG}/rms" in tags["scalars"]
+    (told,) = sink.disclosures
+    assert told.startswith("wandb copies what TensorBoard's writers get; histograms were left out")
+
+
+@pytest.mark.usefixtures("wandb_relay")
+def test_histograms_that_are_asked_for_are_refused_at_attach_where_a_relay_listens(tmp_path):
+    with pytest.raises(SinkCapabilityError, match="'tensorboard' was asked for raw_histogram"):
+        admit_sinks([TensorBoardSink(tmp_path, histograms=True)], PLAN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relay_that_wraps_a_method_is_found_by_the_module_that_made_the_wrapper(tmp_path, monkeypatch):
+    patching = {"__name__": "clearml.binding.frameworks.tensorflow_bind"}
+    exec("def add_event(self, event, step=None, walltime=None): pass", patching)
+    patching["add_event"].__module__ = SummaryWriter.__module__
+    monkeypatch.setattr("torch.utils.tensorboard.writer.FileWriter.add_event", patching["add_event"])
+    assert TensorBoardSink(tmp_path).capabilities == {"scalar", "text", "run_metadata"}
+
+
+def test_without_a_relay_there_is_nothing_to_disclose(tmp_path):
+    sink = TensorBoardSink(tmp_path, histograms=True)
+    admit_sinks([sink], PLAN)
+    assert sink.disclosures == ()
+
+
+def layout_of(log_dir):
+    layout = layout_pb2.Layout()
+    layout.ParseFromString(read(log_dir).Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
+    return {
+        category.title: {chart.title: chart.multiline.tag[0] for chart in category.chart}
+        for category in layout.category
+    }
+
+
+def test_the_dashboard_has_a_category_for_each_layer_whose_charts_take_in_its_tags_and_no_others(tmp_path):
+    summary = summarize(torch.ones(2))
+    names = ("embed", "layers.1", "layers.1.attn", "layers.10", "embedding.w")
+    early = {make_site(name): summary for name in names}
+    late = {make_site("layers.1.attn.w", "gradient"): summary}
+    emit(tmp_path, make_steps([make_packet(1, early), make_packet(2, {**early, **late}), make_packet(3, early)]))
+    layout = layout_of(tmp_path)
+    assert set(layout) == {"embed", "layers.1", "layers.10", "embedding"}
+    assert set(layout["layers.1"]) == {f"{kind} {f}" for kind in ("activation", "gradient") for f in LAYOUT_FIELDS}
+    tags = read(tmp_path).Tags()["scalars"]
+
+    def taken(layer, chart):
+        return {tag for tag in tags if re.match(layout[layer][chart], tag)}
+
+    assert taken("layers.1", "activation rms") == {"activation/layers.1/rms", "activation/layers.1.attn/rms"}
+    assert taken("layers.1", "gradient absmax") == {"gradient/layers.1.attn.w/absmax"}
+    assert taken("embed", "activation rms") == {"activation/embed/rms"}
+    assert len(read(tmp_path).Tensors("custom_scalars__config__")) == 2
+
+
+def test_there_is_no_dashboard_where_none_is_wanted(tmp_path):
+    emit(tmp_path, [one_step([1.0])], layout=False)
+    assert "custom_scalars__config__" not in read(tmp_path).Tags()["tensors"]
