@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_strict_json"]
+__all__ = ["to_strict_json", "without_nonfinite"]
 
 
 def to_strict_json(value: Any) -> str:
@@ -16,14 +16,15 @@ def to_strict_json(value: Any) -> str:
     Raises:
         TypeError: a value has no JSON form.
     """
-    return json.dumps(_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(without_nonfinite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def without_nonfinite(value: Any) -> Any:
+    """Return plain dictionaries, lists and numbers; a float without a finite value becomes None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): without_nonfinite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [without_nonfinite(item) for item in value]
     return value

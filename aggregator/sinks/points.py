@@ -68,6 +68,7 @@ def scalar_points(step: MergedStep, fields: Sequence[str], tags: TagBook) -> dic
     found: dict[str, int | float] = {
         step_tag("self_ms"): facts.self_s * 1e3,
         step_tag("step_ms"): facts.step_s * 1e3,
+        step_tag("segment"): step.packet.segment,
         step_tag("ranks_merged"): step.num_ranks,
         step_tag("findings"): len(step.packet.findings),
     }

@@ -76,7 +76,6 @@ class TensorBoardSink(TrackerSink):
         self._ours: SummaryWriter | None = None
         self._layout = LayoutBook(self.fields) if layout else None
         self._relays: tuple[str, ...] = ()
-        self._overtaken_from: int | None = None
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -104,12 +103,14 @@ class TensorBoardSink(TrackerSink):
                 f"{', '.join(self._relays)} copies what TensorBoard's writers get; histograms were left out, because "
                 "such a relay re-bins them and counts steps in its own way"
             )
-        if self._overtaken_from is not None:
-            told.append(
-                f"the writer is the caller's: points from step {self._overtaken_from} on that an earlier attempt wrote "
-                f"stay visible unless it was made with purge_step={self._overtaken_from}"
-            )
         return tuple(told)
+
+    def overtaken_note(self, step: int) -> str:
+        """Say how the caller's writer hides what an earlier attempt wrote; the sink's own does it by itself."""
+        return (
+            f"the writer is the caller's: points from step {step} on that an earlier attempt wrote stay visible unless "
+            f"it was made with purge_step={step}"
+        )
 
     def open(self, run: RunInfo) -> None:
         """Open the event file; points from ``run.resume_step`` on that an earlier attempt wrote are purged."""
@@ -117,7 +118,7 @@ class TensorBoardSink(TrackerSink):
             self._ours = self._open_file(run)
         else:
             # A writer forgets its purge_step once it is open, so nobody can tell.
-            self._overtaken_from = run.resume_step
+            self.overtaken_from = run.resume_step
         # A relay may have come since the run was admitted, and opening a writer is what it waits for.
         self._relays = self._relays or relays()
         self._writer.add_text("rankfold/run", f"    {to_strict_json(run.to_record())}", run.resume_step or 0)

@@ -23,6 +23,8 @@ class TrackerSink:
     Attributes:
         fields: which fields become scalars.
         histograms: True if the user asked for histograms, False for none, None for what the tracker can carry.
+        tags: names of the sites in this tracker.
+        overtaken_from: first step that is run again while the tracker keeps what an earlier attempt wrote of it.
     """
 
     alphabet: ClassVar[Alphabet]
@@ -42,6 +44,7 @@ class TrackerSink:
         self.fields = checked_fields(type(self).__name__, fields)
         self.histograms = histograms
         self.tags = TagBook(self.alphabet)
+        self.overtaken_from: int | None = None
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -68,8 +71,17 @@ class TrackerSink:
 
     @property
     def disclosures(self) -> tuple[str, ...]:
-        """Names that were changed, sites that were left out."""
-        return self.tags.disclosures
+        """Names that were changed, sites that were left out, and points that a replay could not take back."""
+        if self.overtaken_from is None:
+            return self.tags.disclosures
+        return (*self.tags.disclosures, self.overtaken_note(self.overtaken_from))
+
+    def overtaken_note(self, step: int) -> str:
+        """Say what a reader sees of an earlier attempt whose steps from ``step`` on were run again."""
+        return (
+            f"points from step {step} on that an earlier attempt wrote cannot be taken back here and stay visible; "
+            "rankfold/segment tells the attempts apart, and the history shows the newest"
+        )
 
     def scalars(self, step: MergedStep) -> dict[str, int | float]:
         """Return tag → value of a step."""

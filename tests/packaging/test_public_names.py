@@ -30,8 +30,8 @@ FRONT_DOORS = {
     """,
     aggregator: "open_history",
     aggregator.sinks: """
-        CAPABILITIES ExactingSink JsonlSink MemorySink RunInfo RunPlan Sink SinkRunner TensorBoardSink admit_sinks
-        require_valid_sinks
+        CAPABILITIES CometSink ExactingSink JsonlSink MemorySink MetricLoggerSink MlflowSink RunInfo RunPlan Sink
+        SinkRunner TensorBoardSink WandbSink admit_sinks require_valid_sinks
     """,
 }
 

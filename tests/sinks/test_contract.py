@@ -5,6 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from aggregator.sinks import JsonlSink, MemorySink, TensorBoardSink
 from aggregator.sinks.jsonl import read_lines
 from aggregator.testing import SinkContract
+from tests.sinks.trackers import TRACKERS
 
 
 class TestMemorySink(SinkContract):
@@ -31,3 +32,29 @@ class TestTensorBoardSink(SinkContract):
         events = EventAccumulator(str(folder / "tb"))
         events.Reload()
         return [event.step for event in events.Scalars("rankfold/ranks_merged")]
+
+
+class TrackerContract(SinkContract):
+    tracker = ""
+
+    def make_sink(self, folder):
+        return TRACKERS[self.tracker].make(folder)
+
+    def steps_in(self, sink, folder):
+        return TRACKERS[self.tracker].steps(folder)
+
+
+class TestWandbSink(TrackerContract):
+    tracker = "wandb"
+
+
+class TestMlflowSink(TrackerContract):
+    tracker = "mlflow"
+
+
+class TestCometSink(TrackerContract):
+    tracker = "comet"
+
+
+class TestMetricLoggerSink(TrackerContract):
+    tracker = "metric_logger"

@@ -7,12 +7,13 @@ import pytest
 
 
 @pytest.mark.timeout(60)
-def test_making_sinks_imports_neither_tensorboard_nor_pyarrow():
+def test_making_sinks_imports_no_tracker_and_no_pyarrow():
     code = (
         "import sys, aggregator\n"
-        "from aggregator.sinks import JsonlSink, TensorBoardSink\n"
-        "TensorBoardSink('tb'), JsonlSink('m.jsonl')\n"
-        "print([name for name in ('tensorboard', 'torch.utils.tensorboard', 'pyarrow') if name in sys.modules])"
+        "from aggregator.sinks import CometSink, JsonlSink, MlflowSink, TensorBoardSink, WandbSink\n"
+        "TensorBoardSink('tb'), JsonlSink('m.jsonl'), WandbSink(), MlflowSink(), CometSink()\n"
+        "theirs = ('tensorboard', 'torch.utils.tensorboard', 'wandb', 'mlflow', 'comet_ml', 'pyarrow')\n"
+        "print([name for name in theirs if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == "[]"
