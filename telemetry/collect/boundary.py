@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ class OptimizerBoundary:
 
     ``before`` gets the optimizer and the ids of the parameters that it holds at that moment, so parameter groups that
     are added during the run are included. An optimizer that is driven by a closure computes its gradients inside of the
-    step; ``after`` is then told, because before it there were none to see.
+    step, and those that lie there are of the step before: ``before`` then comes when the closure has returned for
+    the first time, which is before anything moves. ``after`` is told, because a closure need not have been called.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], *, before: Callback, after: Callable[[bool], None]) -> None:
@@ -50,11 +52,36 @@ class OptimizerBoundary:
         while self._handles:
             self._handles.pop().remove()
 
-    def _on_before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
-        self._before(optimizer, frozenset(id(p) for group in optimizer.param_groups for p in group["params"]))
+    def _on_before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]
+    ) -> tuple[tuple[Any, ...], dict[Any, Any]] | None:
+        closure = _closure(args, kwargs)
+        if closure is None:
+            self._before(optimizer, _parameter_ids(optimizer))
+            return None
+        is_first = True
+
+        @functools.wraps(closure)
+        def observed(*inputs: Any, **named: Any) -> Any:
+            nonlocal is_first
+            result = closure(*inputs, **named)
+            if is_first:
+                is_first = False
+                self._before(optimizer, _parameter_ids(optimizer))
+            return result
+
+        return ((*args[:1], observed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": observed})
 
     def _on_after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         self.num_steps += 1
-        # args begins with the optimizer itself, as Optimizer.profile_hook_step passes it on.
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._after(closure is not None)
+        self._after(_closure(args, kwargs) is not None)
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Callable[..., Any] | None:
+    # args begins with the optimizer itself, as Optimizer.profile_hook_step passes it on.
+    given: Callable[..., Any] | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given
+
+
+def _parameter_ids(optimizer: Optimizer) -> frozenset[int]:
+    return frozenset(id(p) for group in optimizer.param_groups for p in group["params"])

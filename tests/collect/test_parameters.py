@@ -116,20 +116,36 @@ def test_two_optimizers_each_bring_their_own_parameters():
         assert kept.summary("update", name, 2).absmax > 0
 
 
-def test_an_optimizer_with_a_closure_shows_the_gradient_that_the_closure_computed():
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("optimizer_class", "options"),
+    [(torch.optim.SGD, {"lr": 0.1}), (torch.optim.LBFGS, {"max_iter": 1}), (torch.optim.LBFGS, {"max_iter": 5})],
+)
+def test_an_optimizer_with_a_closure_shows_the_gradient_of_its_first_call_and_the_whole_update(
+    optimizer_class, options, by_name
+):
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
-    kept = KeepingAggregator()
+    optimizer, kept = optimizer_class(model.parameters(), **options), KeepingAggregator()
+    calls, updates = [], []
 
     def closure():
         optimizer.zero_grad()
-        loss = model(torch.ones(3, 2)).square().sum()
+        loss = model(torch.full((3, 2), float(step))).square().sum()
         loss.backward()
+        calls.append(model.weight.grad.clone())
         return loss
 
-    with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=1) as session, session.step(1):
-        optimizer.step(closure)
-    assert kept.summary("gradient", "weight", 1) == summarize(model.weight.grad, histogram=True)
+    with telemetry.watch(model, to=kept, optimizer=optimizer, signals=WEIGHTS, every=1) as session:
+        for step in (1, 2, 3):
+            calls.clear()
+            before = model.weight.detach().clone()
+            with session.step(step):
+                # What the step before has left in .grad is not of this step.
+                optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            updates.append(model.weight.detach().double() - before.double())
+            assert kept.summary("gradient", "weight", step) == summarize(calls[0], histogram=step == 1)
+            assert kept.summary("update", "weight", step) == summarize(updates[-1], histogram=step == 1)
+            assert kept.packets[-1].facts.num_applied == 1
 
 
 def test_tied_parameters_are_one_site_with_both_names():
