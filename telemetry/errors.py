@@ -24,6 +24,7 @@ __all__ = [
     "HistoryNotFoundError",
     "HistoryVersionError",
     "HistoryWriteError",
+    "IntegrationUnavailableError",
     "KindUnknownError",
     "LayoutMismatchError",
     "MaskShapeError",
@@ -285,6 +286,12 @@ class AggregatorUnavailableError(ConfigurationError):
     """No aggregator serves the destination given as ``to``."""
 
     code = "aggregator_unavailable"
+
+
+class IntegrationUnavailableError(ConfigurationError, ImportError):
+    """The framework that an integration is for is not installed."""
+
+    code = "integration_unavailable"
 
 
 class AttachTimeoutError(RankfoldError, TimeoutError):

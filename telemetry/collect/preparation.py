@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -53,6 +53,7 @@ class Request:
     hist_every: int | None
     first_step: bool
     last_step: int | None
+    due_offset: int
     layout: ParallelLayout | DeviceMesh | None
     placements: DeclaredPlacements | None
     experts: Sequence[str]
@@ -164,6 +165,7 @@ def _prepare(request: Request) -> Preparation:
             request.last_step,
             call_sites=request.call_sites,
             first_step=request.first_step,
+            offset=request.due_offset,
         )
     )
     layout = _layout(request)
@@ -225,7 +227,7 @@ def _layout(request: Request) -> ParallelLayout:
 def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
     if given is None:
         return ()
-    optimizers = tuple(given) if isinstance(given, Sequence) else (given,)
+    optimizers = tuple(map(_unwrapped, given if isinstance(given, Sequence) else (given,)))
     for one in optimizers:
         if not hasattr(one, "register_step_pre_hook"):
             raise ConfigurationError(
@@ -233,6 +235,13 @@ def _optimizers(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimize
                 remedy="give torch.optim.Optimizer objects, or leave optimizer out",
             )
     return optimizers
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that really steps; what Accelerate prepares is a shell around it, without hooks."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _require_matches(prepared: Preparation, names: ModelNames) -> None:

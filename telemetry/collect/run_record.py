@@ -39,6 +39,7 @@ def run_record(request: Request, prepared: Preparation) -> dict[str, Any]:
         "every": dict(prepared.schedule.every),
         "hist_every": request.hist_every,
         "last_step": request.last_step,
+        "due_offset": request.due_offset,
         "selection": str(prepared.selection),
         "full_updates": request.full_updates,
         "budget_ms": request.budget_ms,

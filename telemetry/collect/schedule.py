@@ -26,12 +26,14 @@ class Schedule:
         hist_every: interval of histograms, None for none; they come on steps on which the signal is due as well.
         last_step: the run's last step where it is known; it is always due.
         first_step: whether the first step that the session sees is always due as well.
+        offset: added to a step before it is compared with an interval.
     """
 
     every: Mapping[str, int]
     hist_every: int | None
     last_step: int | None = None
     first_step: bool = True
+    offset: int = 0
 
     @staticmethod
     def build(
@@ -42,6 +44,7 @@ class Schedule:
         *,
         call_sites: Sequence[str] = (),
         first_step: bool = True,
+        offset: int = 0,
     ) -> Schedule:
         """Check the user's arguments and make the schedule.
 
@@ -67,19 +70,22 @@ class Schedule:
                 raise ConfigurationError(
                     f"the interval of {name} is {interval!r}", remedy="give a whole number of steps, 1 or more"
                 )
-        return Schedule(intervals, hist_every, last_step, first_step)
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise ConfigurationError(f"due_offset is {offset!r}", remedy="give a whole number of steps")
+        return Schedule(intervals, hist_every, last_step, first_step, offset)
 
     def due(self, step: int, *, is_first: bool) -> frozenset[str]:
         """Return what is due at ``step``; everything at the first and the last step."""
         if (is_first and self.first_step) or step == self.last_step:
             return frozenset(self.every)
-        return frozenset(signal for signal, interval in self.every.items() if step % interval == 0)
+        return frozenset(signal for signal, interval in self.every.items() if (step + self.offset) % interval == 0)
 
     def histogram_due(self, step: int, *, is_first: bool) -> bool:
         """Tell whether what is observed at ``step`` also gets a histogram."""
         if self.hist_every is None:
             return False
-        return (is_first and self.first_step) or step == self.last_step or step % self.hist_every == 0
+        is_edge = (is_first and self.first_step) or step == self.last_step
+        return is_edge or (step + self.offset) % self.hist_every == 0
 
 
 def _require_known(argument: str, names: Sequence[str], known: Sequence[str]) -> None:

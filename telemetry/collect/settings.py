@@ -1,4 +1,4 @@
-"""Where the settings of a session come from: argument before environment before file before default.
+"""Where the settings of a session come from: argument, environment, file, what a framework suggests, default.
 
 Read by ``watch`` and at no other time. What is malformed is refused even where an argument overrides it, because the
 next run would stumble over it.
@@ -17,7 +17,7 @@ from telemetry.collect.setting_values import SETTING_SPECS, SettingSpec
 from telemetry.collect.settings_file import CONFIG_VARIABLE, SettingsFile, read_settings_file
 from telemetry.errors import ConfigurationError, RankfoldError, SettingMalformedError
 
-__all__ = ["DISABLE_VARIABLE", "UNSET", "Setting", "Settings", "Unset", "resolve_settings"]
+__all__ = ["DISABLE_VARIABLE", "UNSET", "Setting", "Settings", "Suggested", "Unset", "resolve_settings"]
 
 DISABLE_VARIABLE: Final = "RANKFOLD_DISABLE"
 
@@ -38,13 +38,26 @@ UNSET: Final = Unset.UNSET
 
 
 @dataclass(frozen=True)
+class Suggested:
+    """In the place of an argument: what an integration takes from its framework, unless anybody says otherwise.
+
+    Attributes:
+        value: of the argument.
+        origin: where the framework has it from, such as ``TrainingArguments.logging_steps``.
+    """
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
 class Setting:
     """One setting.
 
     Attributes:
         name: of the argument of ``watch``.
         value: what the session uses.
-        origin: ``argument``, the name of a variable, of a file, or ``default``.
+        origin: ``argument``, the name of a variable, of a file, what suggested it, or ``default``.
     """
 
     name: str
@@ -103,7 +116,7 @@ def resolve_settings(given: Mapping[str, Any], environ: Mapping[str, str], folde
     """Find the value and the origin of every setting; never raises.
 
     Args:
-        given: arguments by name, ``UNSET`` where the caller left one out.
+        given: arguments by name, ``UNSET`` where the caller left one out, :class:`Suggested` for a weaker one.
         environ: the environment.
         folder: the working directory.
     """
@@ -129,7 +142,8 @@ def _resolve(
     file: SettingsFile,
     problems: list[RankfoldError],
 ) -> Setting:
-    found = [] if argument is UNSET else [Setting(spec.name, argument, _ARGUMENT)]
+    is_given = argument is not UNSET and not isinstance(argument, Suggested)
+    found = [Setting(spec.name, argument, _ARGUMENT)] if is_given else []
     outside: list[tuple[str, object, str]] = []
     # An empty variable is one that somebody took back.
     if text := environ.get(spec.variable, "").strip():
@@ -141,6 +155,8 @@ def _resolve(
             found.append(Setting(spec.name, spec.parse(raw), origin))
         except ValueError:
             problems.append(SettingMalformedError(f"{where} is {raw!r}", remedy=f"it has to be {spec.wanted}"))
+    if isinstance(argument, Suggested):
+        found.append(Setting(spec.name, argument.value, argument.origin))
     return (*found, Setting(spec.name, spec.default, _DEFAULT))[0]
 
 

@@ -57,6 +57,7 @@ def watch(
     resume_step: int | None = None,
     first_step: bool = True,
     last_step: int | Unset | None = UNSET,
+    due_offset: int = 0,
     full_updates: bool | Unset = UNSET,
     budget_ms: float | Unset | None = UNSET,
     health: Any = UNSET,
@@ -97,6 +98,8 @@ def watch(
         resume_step: continue the run that ``to`` holds, as a new segment that begins at this step.
         first_step: whether the first step that the session sees is logged whatever its number.
         last_step: the run's last step if known, so that it is logged.
+        due_offset: added to a step number before it is compared with the intervals: 1 for a loop that counts from
+            zero and reports after every n-th step, so that ``every=10`` means the steps 9, 19, 29.
         full_updates: follow every element of a parameter, not at most 4096 of each; costs a copy of the parameters.
         budget_ms: the most that observing may take of a logged step, in milliseconds on the host; None for no limit.
             Kept by what earlier steps took: sites that do not fit are left out, another part of them at each step, and
@@ -136,6 +139,7 @@ def watch(
         hist_every=settings["hist_every"],
         first_step=first_step,
         last_step=settings["last_step"],
+        due_offset=due_offset,
         layout=layout,
         placements=placements,
         experts=experts,
@@ -200,6 +204,7 @@ def _cadence(schedule: Schedule, request: Request) -> dict[str, Any]:
         "every": dict(schedule.every),
         "hist_every": schedule.hist_every,
         "last_step": schedule.last_step,
+        "offset": schedule.offset,
         "budget_ms": request.budget_ms,
     }
 

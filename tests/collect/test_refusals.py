@@ -26,6 +26,7 @@ def net() -> nn.Module:
         ({"every": 0}, errors.ConfigurationError, "0"),
         ({"every": 2.5}, errors.ConfigurationError, "2.5"),
         ({"hist_every": -1}, errors.ConfigurationError, "-1"),
+        ({"due_offset": 0.5}, errors.ConfigurationError, "0.5"),
         ({"select": "layers.*"}, errors.NothingSelectedError, "1 Linear (such as '0')"),
         ({"select": 3}, errors.ConfigurationError, "3"),
         ({"select": lambda name, module: module.missing}, errors.ConfigurationError, "missing"),

@@ -25,6 +25,12 @@ def test_multiples_of_the_interval_are_logged_beside_the_first_and_the_last():
     assert logged_steps(range(1, 12), every=4, last_step=11) == [1, 4, 8, 11]
 
 
+def test_a_loop_that_counts_from_zero_and_reports_after_every_third_step_has_the_same_rows():
+    assert logged_steps(range(9), every=3, due_offset=1, first_step=False) == [2, 5, 8]
+    histograms = Schedule(every={}, hist_every=6, first_step=False, offset=1)
+    assert [step for step in range(13) if histograms.histogram_due(step, is_first=step == 0)] == [5, 11]
+
+
 @pytest.mark.parametrize("first", [1, 201, 401])
 def test_a_resumed_loop_logs_the_same_global_steps(first):
     assert [s for s in logged_steps(range(first, 552), every=50) if s % 50 == 0] == [

@@ -8,7 +8,7 @@ import pytest
 
 from telemetry.collect import settings_file
 from telemetry.collect.setting_values import SETTING_SPECS
-from telemetry.collect.settings import UNSET, resolve_settings
+from telemetry.collect.settings import UNSET, Suggested, resolve_settings
 from telemetry.errors import ConfigurationError, SettingMalformedError
 from telemetry.sites import SIGNALS
 
@@ -45,6 +45,17 @@ def test_argument_before_environment_before_file_before_default(tmp_path):
         "last_step": (300, "rankfold.toml"),
     }
     assert settings.failure is None
+
+
+def test_what_a_framework_suggests_is_weaker_than_all_that_is_set_anywhere(tmp_path):
+    (tmp_path / "rankfold.toml").write_text("last_step = 300\n")
+    suggested = {name: Suggested(9, "Trainer") for name in ("every", "hist_every", "last_step")}
+    settings = resolve(tmp_path, {"RANKFOLD_HIST_EVERY": "20"}, **suggested)
+    assert origins(settings) == {
+        "every": (9, "Trainer"),
+        "hist_every": (20, "RANKFOLD_HIST_EVERY"),
+        "last_step": (300, "rankfold.toml"),
+    }
 
 
 def test_none_is_an_argument_like_any_other(tmp_path):
