@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aggregator import open_history
 from launch.demo_job import SCRIPT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,61 @@ def train_one(batch):
     optimizer.step()
 """
 INITIALISED = 'dist.init_process_group("gloo")\n'
+ENDED = "dist.destroy_process_group()"
+
+# One process without a launcher, and what each framework wants of its reader.
+ALONE = """
+import os
+os.environ.update(ACCELERATE_USE_CPU="true", WANDB_MODE="disabled")
+import torch
+from torch import nn
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+examples = [(torch.randn(4), torch.randn(1)) for _ in range(12)]
+loader = torch.utils.data.DataLoader(examples, batch_size=2)
+loss_function = nn.functional.mse_loss
+"""
+FOR_TRANSFORMERS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x, labels):
+        return {"loss": loss_function(self.layer(x), labels)}
+
+model, dataset = Model(), [{"x": x, "labels": y} for x, y in examples]
+"""
+FOR_LIGHTNING = """
+import lightning.pytorch as pl
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch, index):
+        return loss_function(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+module = Module()
+"""
+
+
+def run_page(page, given, ended, folder):
+    """Run the Python of a page after ``given``; return what it printed."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    (folder / "page.py").write_text("\n".join([given, *blocks, ended]))
+    done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -45,10 +101,20 @@ INITIALISED = 'dist.init_process_group("gloo")\n'
     ],
 )
 def test_the_python_of_the_page_runs(page, given, tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert blocks
-    (tmp_path / "page.py").write_text("\n".join([given, *blocks, "dist.destroy_process_group()"]))
-    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    assert "3 steps" in done.stdout
+    assert "3 steps" in run_page(page, given, ENDED, tmp_path)
     assert (tmp_path / "runs/exp1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("page", "given", "record"),
+    [
+        ("hugging-face-trainer", ALONE + FOR_TRANSFORMERS, "runs/exp1/rankfold"),
+        ("lightning", ALONE + FOR_LIGHTNING, "runs/exp1/record"),
+        ("accelerate", ALONE, "runs/exp1"),
+    ],
+)
+def test_the_page_of_a_framework_records_optimizer_steps_with_their_micro_batches(page, given, record, tmp_path):
+    assert "3 steps" in run_page(f"docs/how-to/{page}.md", given, "", tmp_path)
+    steps = open_history(tmp_path / record).steps().to_pylist()
+    assert {row["num_micro_batches"] for row in steps} == {2}
+    assert {row["num_applied"] for row in steps} == {1}
