@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from aggregator.sinks.bins import finite_bins
 from aggregator.sinks.points import DEFAULT_FIELDS, HistogramPoint, findings_text, histogram_points
 from aggregator.sinks.protocol import RunInfo, RunPlan
 from aggregator.sinks.tags import ANY_PRINTABLE
+from aggregator.sinks.tensorboard_checksum import speed_up
 from aggregator.sinks.tensorboard_layout import LayoutBook
 from aggregator.sinks.tensorboard_relay import relays
 from aggregator.sinks.tracker import TrackerSink, require_library
@@ -19,6 +20,7 @@ from telemetry.errors import ConfigurationError, SinkUnavailableError
 from telemetry.summary.fields import FINITE, FLOAT_FIELDS
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
     from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["TensorBoardSink"]
@@ -124,16 +126,12 @@ class TensorBoardSink(TrackerSink):
         self._writer.add_text("rankfold/run", f"    {to_strict_json(run.to_record())}", run.resume_step or 0)
 
     def emit(self, step: MergedStep) -> None:
-        """Write the step as one event of scalars, one event a histogram, and a text if there are findings."""
+        """Write the numbers of the step as one event, and a text if there are findings."""
         writer, wall_time = self._writer, step.packet.facts.wall_time_s or None
         _require_open(writer)
         if self._layout is not None and self._layout.take_in(step.new_sites):
             writer.add_custom_scalars(self._layout.layout())
-        _write_scalars(writer, step.step, self.scalars(step), wall_time)
-        if self.shows_histograms:
-            for point in histogram_points(step):
-                if (name := self.tags.name(point.site)) is not None:
-                    _write_histogram(writer, f"{name}/histogram", step, point, wall_time)
+        _write_values(writer, step.step, [*_scalars(self.scalars(step)), *self._histograms(step)], wall_time)
         if text := findings_text(step):
             writer.add_text("rankfold/findings", text, step.step, wall_time)
 
@@ -149,15 +147,25 @@ class TensorBoardSink(TrackerSink):
             self._ours.close()
             self._ours = None
 
+    def _histograms(self, step: MergedStep) -> Iterator[Summary.Value]:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for point in histogram_points(step) if self.shows_histograms else ():
+            name, histogram = self.tags.name(point.site), _histogram(step, point)
+            if name is not None and histogram is not None:
+                yield Summary.Value(tag=f"{name}/histogram", histo=histogram)
+
     def _open_file(self, run: RunInfo) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(
+        writer = SummaryWriter(
             str(self.log_dir),
             purge_step=run.resume_step,
             # Two attempts of one second, on hosts of one name, still get files of their own.
             filename_suffix=f".{run.run_id[:8]}-{run.segment:05d}",
         )
+        speed_up(writer)
+        return writer
 
     @property
     def _writer(self) -> SummaryWriter:
@@ -172,32 +180,34 @@ def _require_open(writer: SummaryWriter) -> None:
         raise SinkUnavailableError("the writer was closed by its owner", remedy="close it after the session")
 
 
-def _write_scalars(writer: SummaryWriter, step: int, scalars: dict[str, int | float], wall_time: float | None) -> None:
+def _write_values(writer: SummaryWriter, step: int, values: list[Summary.Value], wall_time: float | None) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    # One event for all: a thousand calls of add_scalar take ten times as long.
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    # One event for all: an event each takes ten times as long, and TensorBoard opens its file anew for each.
     file_writer: Any = writer.file_writer
     file_writer.add_summary(Summary(value=values), step, wall_time)
 
 
-def _write_histogram(
-    writer: SummaryWriter, tag: str, step: MergedStep, point: HistogramPoint, wall_time: float | None
-) -> None:
+def _scalars(scalars: dict[str, int | float]) -> Iterator[Summary.Value]:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return (Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items())
+
+
+def _histogram(step: MergedStep, point: HistogramPoint) -> HistogramProto | None:
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
     bins = finite_bins(point.histogram)
     if bins is None:
-        return
+        return None
     floats = dict(zip(FLOAT_FIELDS, step.packet.floats[point.row].tolist(), strict=True))
-    writer.add_histogram_raw(
-        tag,
+    return HistogramProto(
         min=floats["min"],
         max=floats["max"],
         num=int(step.packet.ints[point.row, FINITE]),
         sum=floats["sum"],
         sum_squares=floats["sum_sq"],
         # TensorBoard knows right edges only, so an empty bucket in front carries the left edge of the first one.
-        bucket_limits=bins.edges.tolist(),
-        bucket_counts=[0, *bins.counts.tolist()],
-        global_step=step.step,
-        walltime=wall_time,
+        bucket_limit=bins.edges.tolist(),
+        bucket=[0, *bins.counts.tolist()],
     )

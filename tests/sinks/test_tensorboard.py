@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from aggregator.history import HistoryWriter, open_history
 from aggregator.sinks import RunInfo, RunPlan, TensorBoardSink, admit_sinks
+from aggregator.sinks.tensorboard_checksum import speed_up
 from aggregator.sinks.tensorboard_layout import LAYOUT_FIELDS
 from aggregator.testing import make_packet, make_site, make_step, make_steps
 from telemetry.errors import ConfigurationError, FieldUnknownError, SinkCapabilityError, SinkUnavailableError
@@ -166,6 +168,38 @@ def test_two_attempts_in_one_second_have_a_file_each(tmp_path):
 def test_an_unknown_field_is_refused_when_the_sink_is_made(tmp_path):
     with pytest.raises(FieldUnknownError, match="rmss"):
         TensorBoardSink(tmp_path, fields=("rmss",))
+
+
+def test_checksums_in_c_leave_the_same_bytes_as_tensorboards_own(tmp_path, monkeypatch):
+    pytest.importorskip("google_crc32c")
+    monkeypatch.setattr("time.time", lambda: 1.7e9)
+    facts, files = StepFacts(wall_time_s=1.7e9), []
+    step = one_step([1.0, -2.0, 0.0], facts=facts, findings=[{"code": "c", "message": "m"}])
+    for folder in ("fast", "slow"):
+        emit(tmp_path / folder, [step], run_info(0))
+        (file,) = (tmp_path / folder).iterdir()
+        files.append(file.read_bytes())
+        monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    assert files[0] == files[1]
+
+
+def test_tensorboards_own_checksum_is_not_computed_where_there_is_one_in_c(tmp_path, monkeypatch):
+    pytest.importorskip("google_crc32c")
+
+    def too_slow(data):
+        raise AssertionError("checksum in Python")
+
+    sink = TensorBoardSink(tmp_path)
+    sink.open(run_info())
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorboard.summary.writer.record_writer.masked_crc32c", too_slow)
+        sink.emit(one_step([1.0]))
+        sink.flush()
+    sink.close()
+    assert values_of(tmp_path, f"{TAG}/mean") == {1: 1.0}
+    writer = SummaryWriter(str(tmp_path / "theirs"))
+    assert speed_up(writer)
+    writer.close()
 
 
 PLAN = RunPlan((SITE,), DEFAULT_DESCRIPTOR)
