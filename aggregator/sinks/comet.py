@@ -71,8 +71,11 @@ class CometSink(TrackerSink):
         running = comet_ml.get_running_experiment() if self._takes_running else None
         self._is_ours = running is None
         self._experiment = running or self._start(run)
-        self.overtaken_from = run.resume_step
-        self._experiment.log_asset_data(to_strict_json(run.to_record()), name=f"rankfold/run-{run.segment:05d}.json")
+        self.begin_segment(run)
+
+    def describe(self, run: RunInfo) -> None:
+        """Keep the run record as an asset."""
+        self._opened.log_asset_data(to_strict_json(run.to_record()), name=f"rankfold/run-{run.segment:05d}.json")
 
     def emit(self, step: MergedStep) -> None:
         """Write the metrics of a step, and an asset each for its histograms and its findings."""

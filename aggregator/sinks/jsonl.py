@@ -1,6 +1,6 @@
 """The record as lines of JSON, for ``grep``, ``jq`` and whoever tails a run.
 
-A file is a row of sections, one for each attempt: a header line, then for each step one line an observation, one a
+A file is a row of sections, one for each segment: a header line, then for each step one line an observation, one a
 finding, and last the step's own line, which says that the step is whole; a footer line ends an attempt that closed.
 """
 
@@ -60,7 +60,12 @@ class JsonlSink:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._require_ours(self._file)
         _cut_torn_line(self._file)
-        self._append([{"type": "header", "format": JSONL_FORMAT, **run.to_record()}])
+        self._append([_header(run)])
+
+    def begin_segment(self, run: RunInfo) -> None:
+        """End the section of the segment before, and begin one."""
+        self._append([self._footer(), _header(run)])
+        self._num_steps, self._last_step = 0, None
 
     def emit(self, step: MergedStep) -> None:
         """Append the lines of a step; on an error none of them stays."""
@@ -77,10 +82,13 @@ class JsonlSink:
             return
         try:
             if not self._torn:
-                self._append([{"type": "footer", "num_steps": self._num_steps, "last_step": self._last_step}])
+                self._append([self._footer()])
         finally:
             os.close(self._file)
             self._file = None
+
+    def _footer(self) -> Mapping[str, Any]:
+        return {"type": "footer", "num_steps": self._num_steps, "last_step": self._last_step}
 
     def _require_ours(self, file: int) -> None:
         first = os.pread(file, _TAIL_BYTES, 0)
@@ -103,6 +111,10 @@ class JsonlSink:
             self._torn = True
             os.ftruncate(self._file, end)
             raise
+
+
+def _header(run: RunInfo) -> Mapping[str, Any]:
+    return {"type": "header", "format": JSONL_FORMAT, **run.to_record()}
 
 
 def _cut_torn_line(file: int) -> None:

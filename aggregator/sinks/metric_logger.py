@@ -61,7 +61,7 @@ class MetricLoggerSink(TrackerSink):
 
     def open(self, run: RunInfo) -> None:
         """Nothing has to be acquired."""
-        self.overtaken_from = run.resume_step
+        self.begin_segment(run)
 
     def emit(self, step: MergedStep) -> None:
         """Hand over the numbers of a step."""

@@ -80,10 +80,12 @@ class MlflowSink(TrackerSink):
 
         self._client = MlflowClient(self.tracking_uri)
         self._written_run = self.run_id or self._own_run(self._client, run)
-        self.overtaken_from = run.resume_step
-        self._client.log_dict(
-            self._written_run, without_nonfinite(run.to_record()), f"rankfold/run-{run.segment:05d}.json"
-        )
+        self.begin_segment(run)
+
+    def describe(self, run: RunInfo) -> None:
+        """Keep the run record as a file."""
+        record = without_nonfinite(run.to_record())
+        self._opened.log_dict(self._written_run, record, f"rankfold/run-{run.segment:05d}.json")
 
     def emit(self, step: MergedStep) -> None:
         """Write the metrics of a step in batches, and a file each for its histograms and its findings."""

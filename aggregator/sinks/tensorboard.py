@@ -118,11 +118,25 @@ class TensorBoardSink(TrackerSink):
         """Open the event file; points from ``run.resume_step`` on that an earlier attempt wrote are purged."""
         if self._theirs is None:
             self._ours = self._open_file(run)
-        else:
-            # A writer forgets its purge_step once it is open, so nobody can tell.
-            self.overtaken_from = run.resume_step
         # A relay may have come since the run was admitted, and opening a writer is what it waits for.
         self._relays = self._relays or relays()
+        if self._theirs is None:
+            self.describe(run)
+        else:
+            # A writer forgets its purge_step once it is open, so nobody can tell what it hides.
+            super().begin_segment(run)
+
+    def begin_segment(self, run: RunInfo) -> None:
+        """Hide what the sink's own file has from ``run.resume_step`` on; that of the caller is left alone."""
+        if self._ours is None:
+            super().begin_segment(run)
+            return
+        if run.resume_step is not None:
+            _purge(self._ours, run.resume_step)
+        self.describe(run)
+
+    def describe(self, run: RunInfo) -> None:
+        """Write the run record as text."""
         self._writer.add_text("rankfold/run", f"    {to_strict_json(run.to_record())}", run.resume_step or 0)
 
     def emit(self, step: MergedStep) -> None:
@@ -178,6 +192,15 @@ def _require_open(writer: SummaryWriter) -> None:
     # A closed SummaryWriter would open a second file, which nobody closes.
     if getattr(writer, "file_writer", None) is None:
         raise SinkUnavailableError("the writer was closed by its owner", remedy="close it after the session")
+
+
+def _purge(writer: SummaryWriter, step: int) -> None:
+    """Mark a new start in an open file, as a writer does that is made with ``purge_step``."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    file_writer: Any = writer.file_writer
+    file_writer.add_event(Event(step=step, file_version="brain.Event:2"))
+    file_writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 def _write_values(writer: SummaryWriter, step: int, values: list[Summary.Value], wall_time: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from aggregator.catalogue import MergedStep
 from aggregator.sinks.points import DEFAULT_FIELDS, checked_fields, scalar_points
-from aggregator.sinks.protocol import RunPlan
+from aggregator.sinks.protocol import RunInfo, RunPlan
 from aggregator.sinks.tags import Alphabet, TagBook
 from telemetry.errors import SinkUnavailableError
 
@@ -18,7 +18,7 @@ _HISTOGRAM = frozenset({"raw_histogram"})
 
 
 class TrackerSink:
-    """Base of the sinks of trackers; a subclass adds ``name``, ``alphabet`` and the four calls of a sink.
+    """Base of the sinks of trackers; a subclass adds ``name``, ``alphabet``, ``carries`` and the four calls of a sink.
 
     Attributes:
         fields: which fields become scalars.
@@ -82,6 +82,16 @@ class TrackerSink:
             f"points from step {step} on that an earlier attempt wrote cannot be taken back here and stay visible; "
             "rankfold/segment tells the attempts apart, and the history shows the newest"
         )
+
+    def begin_segment(self, run: RunInfo) -> None:
+        """Remember from which step on the run goes again; what the run says of itself is written anew."""
+        first = run.resume_step
+        if first is not None:
+            self.overtaken_from = first if self.overtaken_from is None else min(first, self.overtaken_from)
+        self.describe(run)
+
+    def describe(self, run: RunInfo) -> None:
+        """Write the run record of a segment, where the tracker has a place for it."""
 
     def scalars(self, step: MergedStep) -> dict[str, int | float]:
         """Return tag → value of a step."""

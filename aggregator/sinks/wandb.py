@@ -80,10 +80,13 @@ class WandbSink(TrackerSink):
         active = None if self.init else wandb.run
         self._is_ours = active is None
         self._run = active or self._start(run)
-        self.overtaken_from = run.resume_step
-        self._run.config.update({"rankfold": without_nonfinite(run.to_record())}, allow_val_change=True)
+        self.begin_segment(run)
         self._run.define_metric(_STEP, hidden=True)
         self._run.define_metric(step_tag("*"), step_metric=_STEP)
+
+    def describe(self, run: RunInfo) -> None:
+        """Put the run record into the config."""
+        self._opened.config.update({"rankfold": without_nonfinite(run.to_record())}, allow_val_change=True)
 
     def emit(self, step: MergedStep) -> None:
         """Write the step as one row."""

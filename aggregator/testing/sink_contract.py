@@ -137,6 +137,19 @@ class SinkContract:
         """Close is also what follows a failed open."""
         self.make_sink(tmp_path).close()
 
+    def test_a_segment_that_begins_in_the_same_process_brings_its_steps_again(self, tmp_path: Path) -> None:
+        """The training went back to a checkpoint without a new process."""
+        sink = self.make_sink(tmp_path)
+        sink.open(_run())
+        for step in _steps(1, 4):
+            sink.emit(step)
+        if (begin_segment := getattr(sink, "begin_segment", None)) is not None:
+            begin_segment(_run(segment=1, resume_step=3))
+        for step in _steps(3, 6):
+            sink.emit(step)
+        sink.close()
+        assert list(self.steps_in(sink, tmp_path))[-4:] == [3, 4, 5, 6]
+
     def test_a_resumed_attempt_continues_the_target_with_its_own_steps(self, tmp_path: Path) -> None:
         """The second attempt opens a new object on the same target and replays from step 3."""
         self._deliver(self.make_sink(tmp_path), _run(), _steps(1, 4))

@@ -54,6 +54,20 @@ def test_a_file_is_a_header_whole_steps_and_a_footer_in_strict_json(tmp_path):
     assert lines[-1] == {"type": "footer", "num_steps": 1, "last_step": 7}
 
 
+def test_a_new_segment_is_a_section_of_its_own(tmp_path):
+    path = tmp_path / "m.jsonl"
+    sink = opened(path)
+    sink.emit(step(1))
+    sink.emit(step(2))
+    sink.begin_segment(RunInfo("run", 1, 2, 1, DEFAULT_DESCRIPTOR, {}))
+    sink.emit(step(2))
+    sink.close()
+    lines = [line for line in read_lines(path) if line["type"] in ("header", "footer", "step")]
+    assert [line["type"] for line in lines] == ["header", "step", "step", "footer", "header", "step", "footer"]
+    assert [line["segment"] for line in lines if line["type"] == "header"] == [0, 1]
+    assert [line["num_steps"] for line in lines if line["type"] == "footer"] == [2, 1]
+
+
 def test_a_step_is_in_the_file_when_emit_returns(tmp_path):
     sink = opened(tmp_path / "m.jsonl")
     sink.emit(step(1))

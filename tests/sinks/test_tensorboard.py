@@ -159,6 +159,25 @@ def test_after_a_resume_there_is_one_curve(tmp_path):
     assert values_of(tmp_path, f"{TAG}/mean") == dict.fromkeys(range(101, 150), 2.0)
 
 
+def test_a_segment_that_begins_in_the_same_process_hides_what_it_overtakes_in_the_same_file(tmp_path):
+    def at(step, value):
+        return make_packet(step, {SITE: summarize(torch.tensor([value]), histogram=True)})
+
+    before, after = make_steps(at(s, 1.0) for s in range(1, 6)), make_steps(at(s, 2.0) for s in range(3, 5))
+    sink = TensorBoardSink(tmp_path)
+    sink.open(run_info())
+    for step in before:
+        sink.emit(step)
+    sink.begin_segment(run_info(1, resume_step=3))
+    for step in after:
+        sink.emit(step)
+    sink.close()
+    assert values_of(tmp_path, f"{TAG}/mean") == {1: 1.0, 2: 1.0, 3: 2.0, 4: 2.0}
+    assert [event.step for event in read(tmp_path).Histograms(f"{TAG}/histogram")] == [1, 2, 3, 4]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert sink.disclosures == ()
+
+
 def test_two_attempts_in_one_second_have_a_file_each(tmp_path):
     for segment in range(2):
         emit(tmp_path, [one_step([1.0])], run_info(segment))

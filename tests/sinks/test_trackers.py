@@ -100,6 +100,21 @@ def test_a_replay_loses_no_step_and_is_disclosed(tracker, tmp_path):
     assert told.startswith("points from step 101 on that an earlier attempt wrote cannot be taken back here")
 
 
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "comet", "metric_logger"])
+def test_a_segment_that_begins_in_the_same_process_is_disclosed_by_its_earliest_step(tracker, tmp_path):
+    sink = TRACKERS[tracker].make(tmp_path)
+    sink.open(run_info())
+    for segment, (first, last) in enumerate([(1, 5), (3, 6), (4, 7)]):
+        if segment:
+            sink.begin_segment(run_info(segment, resume_step=first))
+        for step in steps(first, last, segment=segment):
+            sink.emit(step)
+    sink.close()
+    segments = TRACKERS[tracker].scalars(tmp_path)["rankfold/segment"]
+    assert segments == {1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 6: 2, 7: 2}
+    assert sink.disclosures[0].startswith("points from step 3 on that an earlier attempt wrote cannot be taken back")
+
+
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_histograms_can_be_left_out(tracker, tmp_path):
     deliver(TRACKERS[tracker].make(tmp_path, histograms=False), steps(1, 1))
