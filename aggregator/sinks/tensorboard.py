@@ -118,8 +118,6 @@ class TensorBoardSink(TrackerSink):
         """Open the event file; points from ``run.resume_step`` on that an earlier attempt wrote are purged."""
         if self._theirs is None:
             self._ours = self._open_file(run)
-        # A relay may have come since the run was admitted, and opening a writer is what it waits for.
-        self._relays = self._relays or relays()
         if self._theirs is None:
             self.describe(run)
         else:
@@ -143,6 +141,8 @@ class TensorBoardSink(TrackerSink):
         """Write the numbers of the step as one event, and a text if there are findings."""
         writer, wall_time = self._writer, step.packet.facts.wall_time_s or None
         _require_open(writer)
+        # One may come at any time: wandb.init(sync_tensorboard=True) after watch, for instance.
+        self._relays = self._relays or relays()
         if self._layout is not None and self._layout.take_in(step.new_sites):
             writer.add_custom_scalars(self._layout.layout())
         _write_values(writer, step.step, [*_scalars(self.scalars(step)), *self._histograms(step)], wall_time)

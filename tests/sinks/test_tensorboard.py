@@ -286,6 +286,18 @@ def test_a_relay_of_wandbs_is_disclosed_and_gets_no_histograms(tmp_path):
     assert told.startswith("wandb copies what TensorBoard's writers get; histograms were left out")
 
 
+def test_a_relay_that_comes_during_the_run_ends_the_histograms_and_is_disclosed(tmp_path, request):
+    sink = TensorBoardSink(tmp_path)
+    sink.open(run_info())
+    first, second = make_steps(make_packet(s, {SITE: summarize(torch.ones(2), histogram=True)}) for s in (1, 2))
+    sink.emit(first)
+    request.getfixturevalue("wandb_relay")
+    sink.emit(second)
+    sink.close()
+    assert [event.step for event in read(tmp_path).Histograms(f"{TAG}/histogram")] == [1]
+    assert "wandb copies" in sink.disclosures[0]
+
+
 @pytest.mark.usefixtures("wandb_relay")
 def test_histograms_that_are_asked_for_are_refused_at_attach_where_a_relay_listens(tmp_path):
     with pytest.raises(SinkCapabilityError, match="'tensorboard' was asked for raw_histogram"):

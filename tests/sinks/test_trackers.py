@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 from aggregator import open_history
 from aggregator.sinks import MetricLoggerSink, RunInfo, RunPlan, TensorBoardSink, WandbSink, admit_sinks
@@ -85,6 +86,7 @@ def test_two_ranks_make_one_run_whose_values_are_those_of_the_history(tracker, t
     if tracker == "metric_logger":
         counted = {}
     assert of.histograms(folder) == counted
+    assert {f"{name}/{field}" for name in counted for field in ("min", "max", "std", "l2", "nonfinite")} <= set(shown)
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "comet"])
@@ -275,6 +277,25 @@ class TestMetricLogger:
     def test_what_cannot_log_is_refused_when_the_sink_is_made(self):
         with pytest.raises(ConfigurationError, match="no log_metrics"):
             MetricLoggerSink(print)
+
+
+def train_into_a_writer(rank, world_size, folder):
+    """Only rank zero has a SummaryWriter, as training scripts do; every rank makes the sink."""
+    writer = SummaryWriter(str(folder / "tb")) if rank == 0 else None
+    report = train(rank, world_size, folder / "run", sinks=[TensorBoardSink(writer=writer)])["report"]
+    if writer is not None:
+        writer.add_scalar("loss", 0.5, STEPS)
+        writer.close()
+    return report
+
+
+def test_a_writer_that_only_rank_zero_has_is_written_into_and_left_open(tmp_path):
+    report, _ = run_ranks(train_into_a_writer, 2, tmp_path)
+    assert report.merge.sinks[0].state == "ok"
+    shown = TRACKERS["tensorboard"].scalars(tmp_path)
+    assert shown["loss"] == {STEPS: 0.5}
+    assert list(shown["gradient/body.0.weight/rms"]) == list(range(1, STEPS + 1))
+    assert TRACKERS["tensorboard"].num_runs(tmp_path) == 1
 
 
 def test_a_refusal_at_attach_reaches_every_rank_and_leaves_no_run(tmp_path):
