@@ -36,6 +36,7 @@ __all__ = [
     "PlacementInvalidError",
     "ProcessGroupMissingError",
     "RankfoldError",
+    "ReportUnavailableError",
     "RunDirectoryForeignError",
     "RunDirectoryInUseError",
     "RunDirectoryMissingRunError",
@@ -367,3 +368,9 @@ class HistogramAbsentError(HistoryError, ValueError):
     """The site has no histogram at this step."""
 
     code = "histogram_absent"
+
+
+class ReportUnavailableError(RankfoldError, ImportError):
+    """A library that draws the report is not installed."""
+
+    code = "report_unavailable"
