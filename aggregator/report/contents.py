@@ -8,6 +8,7 @@ from typing import Final
 
 from aggregator.health.update_ratio import UPDATE_TO_WEIGHT
 from aggregator.history import History
+from aggregator.history.selection import require_fields
 from aggregator.report.account import (
     Cost,
     ObservationAccount,
@@ -69,6 +70,7 @@ def read_contents(history: History, field: str, progress: Progress | None = None
         FieldUnknownError: the record has no such field; names near ones.
     """
     fields = (*SUMMARY_FIELDS, NONFINITE)
+    require_fields([field], fields)
     sites = history.sites()
     num_series = sites.num_rows
     affordable = _MAX_NUMBERS // max(1, num_series * len(fields))

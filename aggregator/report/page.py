@@ -65,6 +65,7 @@ def page_of(contents: Contents, title: str) -> str:
             findings=[_finding(found) for found in contents.findings[:MAX_SHOWN]],
             num_findings=len(contents.findings),
             has_grid=bool(contents.grids),
+            has_profile=bool(contents.profile),
             has_ridges=bool(contents.ridges),
             has_ratio=contents.has_ratio,
             column_words=_column_words(contents),

@@ -79,9 +79,9 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def embedded_png(figure: Figure) -> bytes:
-    """Return the figure as PNG with 128 colours, about a third as large; the colours of rare states are kept."""
+    """Return the figure as PNG with 256 colours, about a third as large; the colour of each state is kept to 1/255."""
     pillow = required("PIL.Image")
     image = pillow.open(io.BytesIO(png_bytes(figure))).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(128, pillow.Quantize.MAXCOVERAGE).save(buffer, format="png", optimize=True)
+    image.quantize(256, pillow.Quantize.FASTOCTREE, dither=pillow.Dither.NONE).save(buffer, format="png", optimize=True)
     return buffer.getvalue()

@@ -60,7 +60,7 @@ def scale_of(field: str, values: NDArray[np.float64]) -> Scale:
     magnitudes = np.abs(finite[finite != 0])
     low, high = (float(magnitudes.min()), float(magnitudes.max())) if len(magnitudes) else (0.1, 1.0)
     if field in _SIGNED:
-        unit = max(high * 1e-4, low)
+        unit = high * float(np.clip(low / high, 1e-4, 1e-2))
         end = float(np.log10(1 + high / unit))
         decades = _decades(np.log10(unit), np.log10(high))
         places = [(float(np.log10(1 + 10.0**d / unit)), d) for d in decades]

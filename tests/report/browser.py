@@ -42,7 +42,7 @@ class Browser:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = None
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network", "DOM", "CSS"):
             self.call(f"{domain}.enable")
 
     def close(self):
@@ -88,7 +88,7 @@ class Browser:
                 "document.documentElement.dataset.ready || document.querySelector('.problem')?.textContent"
             )
         )
-        return float(self.value("document.documentElement.dataset.ready || NaN")) / 1000
+        return float(self.value("document.documentElement.dataset.ready || 'nan'")) / 1000
 
     def value(self, expression):
         """Return what an expression gives in the page, a promise awaited."""
