@@ -59,7 +59,15 @@
     return out;
   }
   const drawn = new Map();
-  async function draw(id, traces, layout) {
+  // Of choices that follow each other quickly the last one is drawn, whichever is unpacked first.
+  const turns = new Map();
+  function turn(id) {
+    const mine = (turns.get(id) ?? 0) + 1;
+    turns.set(id, mine);
+    return () => turns.get(id) === mine;
+  }
+  async function draw(id, traces, layout, isCurrent = () => true) {
+    if (!isCurrent()) return;
     const element = byId(id);
     if (!drawn.has(id)) element.replaceChildren();
     drawn.set(id, [traces, layout]);
@@ -68,6 +76,7 @@
       displayModeBar: narrow() ? false : "hover" };
     // The page answers between two charts.
     await new Promise((done) => setTimeout(done));
+    if (!isCurrent()) return;
     return Plotly.react(element, traces, themed(layout), config);
   }
   async function redraw() { for (const [id, [traces, layout]] of drawn) await draw(id, traces, layout); }
@@ -79,6 +88,7 @@
   const copy = (figure) => structuredClone(figure);
 
   async function heatmap() {
+    const isCurrent = turn("heatmap");
     const kind = byId("heat-kind").value, field = byId("heat-field").value, grid = data.kinds[kind];
     const scale = grid.fields[field].scale, found = await values(kind, field), state = await states(kind);
     const figure = copy(data.figures.heatmap), columns = spans(grid), [cells, marks] = figure.data;
@@ -99,10 +109,11 @@
     const words = narrow() ? grid.tiny : grid.short;
     Object.assign(figure.layout.yaxis, { tickvals: ticks, ticktext: ticks.map((i) => words[i]) });
     figure.layout.height = Math.min(900, Math.max(260, 130 + 11 * grid.names.length));
-    await draw("heatmap", figure.data, figure.layout);
+    await draw("heatmap", figure.data, figure.layout, isCurrent);
   }
 
   async function profile() {
+    const isCurrent = turn("profile");
     const field = byId("depth-field").value, figure = copy(data.figures.profile), traces = [], first = data.profile.kinds[0];
     const slider = byId("depth-step"), at = Number(slider.value);
     byId("depth-out").textContent = first ? span(data.kinds[first], at) : "";
@@ -123,7 +134,7 @@
       axis.title = { ...axis.title, text: `${kind}<br>${field}` };
       if (narrow()) { const names = figure.layout[`xaxis${2 * number_ + 2}`]; names.tickvals = places.filter((i) => i % Math.ceil(places.length / 10) === 0); names.ticktext = names.tickvals.map((i) => grid.tiny[i]); }
     }
-    await draw("profile", traces, figure.layout);
+    await draw("profile", traces, figure.layout, isCurrent);
   }
   function strip(trace, x, names, codes) {
     const at = codes.map((_, i) => i).filter((i) => markOf.has(codes[i])), marks = at.map((i) => markOf.get(codes[i]));
@@ -133,6 +144,7 @@
 
   const heights = () => once("heights", () => inflate(data.ridges.heights));
   async function ridges() {
+    const isCurrent = turn("ridges");
     const kind = byId("ridge-kind").value, site = byId("ridge-site").value;
     const chosen = data.ridges.sites.find((one) => one.kind === kind && one.site === site), all = await heights();
     const away = Array.from({ length: chosen.bins }, (_, i) => data.ridges.begin + (i + 0.5) * data.ridges.width);
@@ -152,7 +164,7 @@
     Object.assign(layout.xaxis, { tickvals: ticks.map((tick) => tick[0]), ticktext: ticks.map((tick) => tick[1]), range: [x[0] - 0.5, x[bins - 1] + 0.5] });
     if (narrow()) { layout.xaxis.domain = [0, 0.52]; layout.xaxis2.domain = [0.55, 1]; layout.xaxis2.tickangle = -90; layout.xaxis.title.text = "value (log2)"; layout.xaxis2.title.text = "share of all"; }
     layout.height = 140 + 42 * Math.max(4, chosen.steps.length);
-    await draw("ridges", [...shapes.reverse(), table], layout);
+    await draw("ridges", [...shapes.reverse(), table], layout, isCurrent);
   }
   function ridgeSites(wanted) {
     const kind = byId("ridge-kind").value;
@@ -160,6 +172,7 @@
   }
 
   async function ratio() {
+    const isCurrent = turn("ratio");
     const site = byId("ratio-site").value, grid = data.kinds.update, row = grid.names.indexOf(site);
     const found = (await values("update", "update_to_weight"))[row], state = (await states("update"))[row];
     const figure = copy(data.figures.ratio), x = centers(grid), text = spans(grid), lines = figure.data.length - 2;
@@ -167,7 +180,7 @@
     Object.assign(figure.data[lines], { x, text, y: Array.from(found, positive), name: site,
       hovertemplate: `<b>${site}</b><br>%{text}<br>%{y:.3g}<extra></extra>` });
     figure.data[lines + 1] = strip(figure.data[lines + 1], x, text, Array.from(found, (value, i) => codeOf(state[i], value)));
-    await draw("ratio", figure.data, figure.layout);
+    await draw("ratio", figure.data, figure.layout, isCurrent);
   }
 
   function show(error) {
