@@ -54,6 +54,9 @@ LAZY_COMMANDS: Final = {
         "verify",
         "Check every byte of a run, and then what its numbers must satisfy; exits 3 where something is wrong.",
     ),
+    "report": LazyCommand(
+        "launch.commands.report", "report", "Write a report of a run: one HTML file that needs no network."
+    ),
 }
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "PlacementInvalidError",
     "ProcessGroupMissingError",
     "RankfoldError",
+    "ReportUnavailableError",
     "RunDirectoryForeignError",
     "RunDirectoryInUseError",
     "RunDirectoryMissingRunError",
@@ -388,3 +389,9 @@ class HistogramAbsentError(HistoryError, ValueError):
     """The site has no histogram at this step."""
 
     code = "histogram_absent"
+
+
+class ReportUnavailableError(RankfoldError, ImportError):
+    """A library that draws the report is not installed."""
+
+    code = "report_unavailable"

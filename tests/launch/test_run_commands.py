@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": ["compare", "RUN", "RUN"],
     "export": ["export", "RUN", "--to", "csv", "-o", "OUT"],
     "verify": ["verify", "RUN"],
+    "report": ["report", "RUN", "-o", "OUT"],
 }
 NO_RUN = {"empty", "foreign", "missing"}
 
@@ -68,7 +69,7 @@ def test_every_command_answers_for_a_run_in_every_state(command, state, runs, tm
     elif state == "damaged":
         assert code == 1
         assert "[history_damaged]" in err
-        assert "--salvage" in err
+        assert "salvage" in err
     else:
         assert code == 0, err
         assert out or command == "export"
