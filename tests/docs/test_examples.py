@@ -80,6 +80,16 @@ class Module(pl.LightningModule):
 module = Module()
 """
 
+RECORDED = """
+import telemetry
+
+with telemetry.watch(model, optimizer=optimizer, to="runs/exp1", every=1, hist_every=2) as session:
+    for step, batch in enumerate(loader):
+        with session.step(step):
+            train_one(batch)
+print(session.report)
+"""
+
 
 def run_page(page, given, ended, folder):
     """Run the Python of a page after ``given``; return what it printed."""
@@ -98,6 +108,7 @@ def run_page(page, given, ended, folder):
         ("docs/how-to/attach-to-a-torchrun-job.md", GIVEN),
         ("docs/how-to/write-your-own-check.md", GIVEN + INITIALISED),
         ("docs/how-to/observe-a-call-site.md", GIVEN + INITIALISED),
+        ("docs/how-to/read-the-report.md", GIVEN + INITIALISED + RECORDED),
     ],
 )
 def test_the_python_of_the_page_runs(page, given, tmp_path):

@@ -5,6 +5,7 @@ import pkgutil
 
 import pytest
 
+import aggregator.report
 import aggregator.sinks
 import launch
 import telemetry.summary
@@ -29,6 +30,7 @@ FRONT_DOORS = {
         derive identity merge_packed summarize using_backend
     """,
     aggregator: "open_history",
+    aggregator.report: "render_png write_report",
     aggregator.sinks: """
         CAPABILITIES CometSink ExactingSink JsonlSink MemorySink MetricLoggerSink MlflowSink RunInfo RunPlan Sink
         SinkRunner TensorBoardSink WandbSink admit_sinks require_valid_sinks
