@@ -30,7 +30,8 @@ assert not reads, reads
 assert (logging.root.level, tuple(logging.root.handlers)) == root_before
 ours = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in ("telemetry", "aggregator")]
 assert not [name for name in ours if logging.getLogger(name).handlers], ours
-optional = {"ray", "wandb", "tensorboard", "mlflow", "comet_ml", "lightning", "transformers", "triton", "plotly", "matplotlib"}
+optional = {"ray", "wandb", "tensorboard", "mlflow", "comet_ml", "lightning", "transformers", "triton"}
+optional |= {"plotly", "matplotlib"}
 assert not optional & (set(sys.modules) - modules_before), optional & set(sys.modules)
 """
 
