@@ -1,18 +1,10 @@
 """Runs and reports that all tests of the folder read; none changes one."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from aggregator.history import open_history
 from aggregator.report import write_report
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import runs
-
-WRITERS = (runs.healthy, runs.troubled, runs.without_histograms, runs.without_steps, runs.call_sites_only)
+from tests.report import runs
 
 
 @pytest.fixture(scope="session")

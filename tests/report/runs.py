@@ -119,3 +119,6 @@ def without_steps(path):
 def call_sites_only(path):
     site = make_site("router.logits", "router_logits")
     return write(path, [make_packet(step, {site: summarize(torch.ones(4))}) for step in range(3)], run={})
+
+
+WRITERS = (healthy, troubled, without_histograms, without_steps, call_sites_only)

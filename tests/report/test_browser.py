@@ -4,10 +4,10 @@ import json
 import os
 
 import pytest
-from browser import CHROMIUM, PHONE, Browser
-from conftest import WRITERS
 
 from aggregator.history import open_history
+from tests.report.browser import CHROMIUM, PHONE, Browser
+from tests.report.runs import WRITERS
 
 SHAPES = "JSON.stringify(document.getElementById('%s').data.map((t) => [t.x, t.y, t.name]))"
 

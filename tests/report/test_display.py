@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from runs import write
 
 from aggregator.history import open_history
 from aggregator.report.payload import packed_floats, script_json
@@ -17,6 +16,7 @@ from aggregator.report.spark import sparkline
 from aggregator.testing import make_packet, make_site
 from telemetry.errors import HistogramAbsentError
 from telemetry.summary import DEFAULT_DESCRIPTOR, SUMMARY_FIELDS, HistogramDescriptor, summarize
+from tests.report.runs import write
 
 
 def unpacked(text):
@@ -85,7 +85,7 @@ SPECIAL = torch.tensor([0.0, 0.0, 1e-20, -1e-20, 1e6, float("nan"), float("inf")
 def test_a_ridgeline_accounts_for_every_element(tmp_path, monkeypatch, descriptor):
     site = make_site("a")
     packets = [make_packet(0, {site: summarize(SPECIAL, histogram=descriptor)}, descriptor=descriptor)]
-    monkeypatch.setattr("runs.DEFAULT_DESCRIPTOR", descriptor)
+    monkeypatch.setattr("tests.report.runs.DEFAULT_DESCRIPTOR", descriptor)
     ridges = read_one_ridges(open_history(write(tmp_path / "run", packets)), "a", "activation")
     assert dict(zip(BANDS, (12 * ridges.shares[0]).round(9).tolist(), strict=True)) == {
         "zero": 2, "underflow": 2, "overflow": 1, "NaN": 1, "±inf": 2,

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from runs import ACTIVATIONS, KINDS, PARTS, packet, write
 
 from aggregator.history import open_history
 from aggregator.report import grid as grids
@@ -12,6 +11,7 @@ from aggregator.report.order import depth_order, shortened
 from aggregator.testing import make_packet, make_site
 from telemetry.errors import FieldUnknownError, KindUnknownError
 from telemetry.summary import SUMMARY_FIELDS, summarize
+from tests.report.runs import ACTIVATIONS, KINDS, PARTS, packet, write
 
 
 @pytest.mark.parametrize("kind", KINDS)

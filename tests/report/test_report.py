@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import WRITERS
 from PIL import Image
 
 from aggregator.report import plots, render_png, static_plots, write_report
@@ -17,6 +16,7 @@ from aggregator.report.colours import MARKS
 from aggregator.report.contents import read_contents
 from aggregator.report.pictures import embedded_png, pictures_of
 from telemetry.errors import FieldUnknownError, HistogramAbsentError, HistoryNotFoundError, ReportUnavailableError
+from tests.report.runs import WRITERS
 
 NAMES = [writer.__name__ for writer in WRITERS]
 IN_ORDER = ["Findings", "Layers over time", "Over the depth of the model", "Histograms over time", "Update to weight",
