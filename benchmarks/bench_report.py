@@ -1,15 +1,20 @@
-"""What a report of a large run costs: seconds and memory to write it, and megabytes on disk.
+"""What a report of a large run costs: seconds and memory to write it, megabytes, seconds to open it.
 
 The run has 500 sites (100 parts of a model, five kinds each) × 2,000 steps, with a histogram every 100 steps. Every
 number of every row differs from its neighbours, so that nothing compresses better than a real run would.
 
-    python benchmarks/bench_report.py runs/large --steps 2000
+    python benchmarks/bench_report.py runs/large
+
+A run that is already there is reported as it is, for instance that of ``rankfold demo``. Where Chromium is installed,
+it opens the page five times: once as a browser that has just been started, then warm.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +24,7 @@ import numpy as np
 import torch
 
 from aggregator.catalogue import Catalogue
-from aggregator.history import HistoryWriter
+from aggregator.history import HistoryWriter, open_history
 from aggregator.report import write_report
 from aggregator.testing import make_packet, make_site, make_step
 from machine import describe_machine
@@ -75,6 +80,26 @@ def write_run(path: Path, num_parts: int, num_steps: int) -> None:
     writer.close()
 
 
+def print_openings(page: Path, num_openings: int = 5) -> None:
+    """Print for each opening when the text could be read, the first chart answered, and all charts were drawn."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.report.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(profile)
+        try:
+            for opening in range(num_openings):
+                drawn_s = browser.open(page)
+                text_ms = browser.value("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+                first_ms = float(browser.value("document.documentElement.dataset.first || 'nan'"))
+                told = f"text {text_ms / 1e3:.2f} s, first chart {first_ms / 1e3:.2f} s, all charts {drawn_s:.2f} s"
+                print(f"opening {opening + 1} ({'warm' if opening else 'new browser'}): {told}")
+        finally:
+            browser.close()
+
+
 def main() -> None:
     """Write the run and its report, and print what that took."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,11 +113,13 @@ def main() -> None:
     page = write_report(arguments.run, arguments.run.with_suffix(".html"))
     seconds = time.perf_counter() - begun
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    history = open_history(arguments.run)
     print(
-        f"{5 * arguments.parts} sites x {arguments.steps} steps: "
+        f"{history.sites().num_rows} sites x {history.steps().num_rows} steps: "
         f"{page.stat().st_size / 1e6:.2f} MB in {seconds:.1f} s, "
         f"peak memory {before / 1024:.0f} MiB before, {after / 1024:.0f} MiB after"
     )
+    print_openings(page)
 
 
 if __name__ == "__main__":
