@@ -7,6 +7,7 @@ returns was checked against the hash that the writer recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +347,7 @@ class History:
             return self._tables.read(Query(table, after=after, include_superseded=True), views)
 
         wanted, query, _ = self._query(columns, None, None, None, True, views)
-        stored = self._tables.read(Query(**{**vars(query), "after": after}), views)
+        stored = self._tables.read(replace(query, after=after), views)
         catalogue = self._catalogue(views, True)
         observations = self._present(stored, catalogue, wanted, self._facts(wanted, query, views), None)
         return Followed(rows("steps"), observations, rows("findings"), newest_cursor(views, cursor))
