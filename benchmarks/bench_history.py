@@ -154,7 +154,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(describe_machine())
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-        for name, group in (("each step", None), ("in groups", GroupCommit(options.group_steps))):
+        for name, group in (("each step", None), ("in groups", GroupCommit(options.group_steps, busy_share=0.0))):
             if options.only not in (None, name):
                 continue
             path = Path(folder) / name.replace(" ", "-")

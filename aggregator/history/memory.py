@@ -83,9 +83,10 @@ class StepSpan:
     def merge(self, later: StepSpan) -> StepSpan:
         """Return both in one; ``self`` comes first in the order of float additions. Counts are exact."""
         findings = pa.concat_tables([self.tables["findings"], later.tables["findings"]])
+        earlier_rows, later_rows = (as_span(span.tables["observations"]) for span in (self, later))
         tables = {
             "steps": later.tables["steps"],
-            "observations": merge_observations(*(as_span(span.tables["observations"]) for span in (self, later))),
+            "observations": merge_observations(earlier_rows, later_rows, later.step_hi),
             "findings": findings.slice(max(0, findings.num_rows - _MAX_FINDINGS)),
         }
         num_steps = self.num_steps + later.num_steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,7 @@ class Query:
         """Column that holds the step."""
         return _STEP_COLUMN.get(self.table, "step")
 
-    @property
+    @cached_property
     def needed(self) -> list[str]:
         """Stored columns that have to be read, in their order."""
         stored = SCHEMAS[self.table].names
@@ -70,7 +71,7 @@ class Query:
             needed.add("site")
         return [name for name in stored if name in needed]
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """Of what is returned."""
         stored = SCHEMAS[self.table]

@@ -16,10 +16,20 @@ from aggregator.history.values import float_values, needed_columns, packed_rows,
 from telemetry.presence import Presence
 from telemetry.summary import DERIVED_FIELDS, FLOAT_FIELDS
 
-__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "GRADIENT_KINDS", "present", "represented", "stored_columns"]
+__all__ = [
+    "COLUMNS",
+    "DEFAULT_COLUMNS",
+    "GRADIENT_KINDS",
+    "OF_STEP",
+    "StepFacts",
+    "present",
+    "represented",
+    "stored_columns",
+]
 
 DEFAULT_COLUMNS: Final = ("step", "segment", "site", "kind", "series", "estimated", *OBSERVATIONS.names[2:])
-COLUMNS: Final = (*DEFAULT_COLUMNS, "superseded", "grad_scale", *DERIVED_FIELDS)
+OF_STEP: Final = ("mode", "grad_scale")
+COLUMNS: Final = (*DEFAULT_COLUMNS, "superseded", *OF_STEP, *DERIVED_FIELDS)
 GRADIENT_KINDS: Final = ("gradient", "activation_grad")
 
 _FLOATS: Final = frozenset((*FLOAT_FIELDS, *DERIVED_FIELDS))
@@ -27,7 +37,8 @@ _OF_SITE: Final = frozenset({"site", "kind", "series", "estimated"})
 _PRESENCE: Final = pa.array(PRESENCE_LABELS, pa.string())
 _REPLICAS: Final = pa.array(REPLICA_LABELS, pa.string())
 
-Scales = Mapping[tuple[int, int], float | None]
+# Column of ``OF_STEP`` → (segment, step) → value.
+StepFacts = Mapping[str, Mapping[tuple[int, int], Any]]
 
 
 def stored_columns(columns: Sequence[str]) -> list[str]:
@@ -38,14 +49,14 @@ def stored_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in OBSERVATIONS.names if name in needed]
 
 
-def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], scales: Scales | None) -> pa.Table:
+def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], facts: StepFacts) -> pa.Table:
     """Return ``columns`` of stored rows, in their order.
 
     Args:
         stored: at least :func:`stored_columns`, with ``segment`` and ``superseded``.
         catalogue: has every site of the rows.
         columns: names of ``COLUMNS``.
-        scales: (segment, step) → loss scale, needed for ``grad_scale``.
+        facts: of the steps, for each column of ``OF_STEP`` that is asked for.
     """
     places = catalogue.places(stored["site"].to_numpy(), stored["segment"].to_numpy(), stored["step"].to_numpy())
     observed = stored["presence"].to_numpy() == Presence.OBSERVED
@@ -59,8 +70,10 @@ def present(stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str]
             return _labelled(stored[name], _PRESENCE)
         if name == "replicas":
             return _labelled(stored[name], _REPLICAS)
+        if name == "mode":
+            return pa.array(_of_steps(stored, facts[name]), pa.string()).dictionary_encode()
         if name == "grad_scale":
-            return _grad_scales(stored, catalogue, places, scales or {})
+            return _grad_scales(stored, catalogue, places, facts[name])
         if name in _FLOATS:
             assert packed is not None
             return float_values(name, *packed, observed, numel)
@@ -90,11 +103,14 @@ def _labelled(codes: pa.ChunkedArray, labels: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes.cast(pa.int32()).combine_chunks(), labels)
 
 
-def _grad_scales(stored: pa.Table, catalogue: SeriesCatalogue, places: NDArray[np.intp], scales: Scales) -> pa.Array:
-    kinds = catalogue.table["kind"].to_pylist()
+def _of_steps(stored: pa.Table, values: Mapping[tuple[int, int], Any]) -> list[Any]:
+    """Return for each row the value of its step, None where the step is not told of."""
     keys = zip(stored["segment"].to_pylist(), stored["step"].to_pylist(), strict=True)
-    stamps = [
-        scales.get(key) if kinds[place] in GRADIENT_KINDS else None
-        for place, key in zip(places.tolist(), keys, strict=True)
-    ]
-    return pa.array(stamps, pa.float64())
+    return [values.get(key) for key in keys]
+
+
+def _grad_scales(
+    stored: pa.Table, catalogue: SeriesCatalogue, places: NDArray[np.intp], scales: Mapping[tuple[int, int], Any]
+) -> pa.Array:
+    of_gradient = np.isin(catalogue.table["kind"].to_pylist(), GRADIENT_KINDS)[places]
+    return pa.array(_of_steps(stored, scales), pa.float64(), mask=~of_gradient)

@@ -7,6 +7,7 @@ returns was checked against the hash that the writer recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from aggregator.history.losses import Loss, losses_table
 from aggregator.history.memory import MemoryTables, recent_steps
 from aggregator.history.memory_run import is_memory, memory_source
 from aggregator.history.plan import Query, TableReader, Views
-from aggregator.history.present import COLUMNS, DEFAULT_COLUMNS, Scales, present, stored_columns
+from aggregator.history.present import COLUMNS, DEFAULT_COLUMNS, OF_STEP, StepFacts, present, stored_columns
 from aggregator.history.quantiles import quantile_rows, require_quantiles
 from aggregator.history.replay import Replay
 from aggregator.history.segments import segments_table
@@ -227,9 +228,9 @@ class History:
             steps: step numbers, as a range or one by one; None for all.
             columns: among the stored columns (``step segment site kind series estimated presence reason``, the counts
                 and floats of a summary, ``num_scheduled num_observed num_contributing absmax_rank num_nonfinite_ranks
-                first_nonfinite_rank replicas hist_bins hist_counts``), ``superseded``, ``grad_scale`` (the loss scale
-                of the step, for gradients), and any derived field; None for the stored ones. Sampled sites are scaled
-                as in :meth:`series`.
+                first_nonfinite_rank replicas hist_bins hist_counts``), ``superseded``, ``mode`` of the step (``train``,
+                ``eval``, or ``mixed`` over ranks), ``grad_scale`` (the loss scale of the step, for gradients), and any
+                derived field; None for the stored ones. Sampled sites are scaled as in :meth:`series`.
             where: a condition on ``columns``, for example ``pyarrow.compute.field("nan") > 0``.
             include_superseded: also rows that a later attempt superseded.
 
@@ -251,12 +252,12 @@ class History:
     ) -> pa.RecordBatchReader:
         """Return the rows of :meth:`observations` as a stream that holds one file of them at a time."""
         wanted, query, views = self._query(columns, sites, kinds, steps, include_superseded)
-        catalogue, scales = self._catalogue(views, include_superseded), self._scales(wanted, query, views)
-        schema = self._present(query.schema.empty_table(), catalogue, wanted, scales, steps).schema
+        catalogue, facts = self._catalogue(views, include_superseded), self._facts(wanted, query, views)
+        schema = self._present(query.schema.empty_table(), catalogue, wanted, facts, steps).schema
 
         def batches() -> Iterator[pa.RecordBatch]:
             for part in self._tables.parts(query, views):
-                rows = self._present(part, catalogue, wanted, scales, steps)
+                rows = self._present(part, catalogue, wanted, facts, steps)
                 yield from (rows if where is None else rows.filter(where)).cast(schema).to_batches()
 
         return pa.RecordBatchReader.from_batches(schema, batches())
@@ -346,9 +347,9 @@ class History:
             return self._tables.read(Query(table, after=after, include_superseded=True), views)
 
         wanted, query, _ = self._query(columns, None, None, None, True, views)
-        stored = self._tables.read(Query(**{**vars(query), "after": after}), views)
+        stored = self._tables.read(replace(query, after=after), views)
         catalogue = self._catalogue(views, True)
-        observations = self._present(stored, catalogue, wanted, self._scales(wanted, query, views), None)
+        observations = self._present(stored, catalogue, wanted, self._facts(wanted, query, views), None)
         return Followed(rows("steps"), observations, rows("findings"), newest_cursor(views, cursor))
 
     def _read(
@@ -364,7 +365,7 @@ class History:
         wanted, query, views = self._query(columns, sites, kinds, steps, include_superseded, views)
         stored = self._tables.read(query, views)
         catalogue = self._catalogue(views, include_superseded)
-        return self._present(stored, catalogue, wanted, self._scales(wanted, query, views), steps)
+        return self._present(stored, catalogue, wanted, self._facts(wanted, query, views), steps)
 
     def _query(
         self,
@@ -387,19 +388,21 @@ class History:
         return wanted, query, views
 
     def _present(
-        self, stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], scales: Scales | None, steps: Steps
+        self, stored: pa.Table, catalogue: SeriesCatalogue, columns: Sequence[str], facts: StepFacts, steps: Steps
     ) -> pa.Table:
         rows = _only(stored, steps)
         known = catalogue.with_unknown(rows["site"].to_numpy()) if self._salvage else catalogue
-        return present(rows, known, columns, scales)
+        return present(rows, known, columns, facts)
 
-    def _scales(self, columns: Sequence[str], query: Query, views: Views) -> Scales | None:
-        if "grad_scale" not in columns:
-            return None
-        asked = Query("steps", ["step", "grad_scale"], query.steps, None, query.include_superseded)
+    def _facts(self, columns: Sequence[str], query: Query, views: Views) -> StepFacts:
+        """Return what the steps of a query say for those columns that are theirs."""
+        wanted = [name for name in OF_STEP if name in columns]
+        if not wanted:
+            return {}
+        asked = Query("steps", ["step", *wanted], query.steps, None, query.include_superseded, query.after)
         steps = self._tables.read(asked, views)
-        keys = zip(steps["segment"].to_pylist(), steps["step"].to_pylist(), strict=True)
-        return dict(zip(keys, steps["grad_scale"].to_pylist(), strict=True))
+        keys = list(zip(steps["segment"].to_pylist(), steps["step"].to_pylist(), strict=True))
+        return {name: dict(zip(keys, steps[name].to_pylist(), strict=True)) for name in wanted}
 
     def _histograms(self, site: str, kind: str, steps: Steps) -> Iterator[tuple[int, NDArray[np.int64]]]:
         rows = self._read(["step", "hist_bins", "hist_counts"], site, kind, steps).drop_null()

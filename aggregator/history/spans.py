@@ -37,8 +37,8 @@ def as_span(rows: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SPAN_SCHEMA)
 
 
-def merge_observations(earlier: pa.Table, later: pa.Table) -> pa.Table:
-    """Return one row for each site of either, with the last step at which it was scheduled.
+def merge_observations(earlier: pa.Table, later: pa.Table, step: int) -> pa.Table:
+    """Return one row for each site of either, all of them at ``step``.
 
     Counts and histograms are exact; floats merge as ranks do, ``earlier`` first. The state of a row is the best of the
     two. Numbers of ranks are the larger of the two, the rank of the absolute maximum is that of the larger one, and the
@@ -46,6 +46,7 @@ def merge_observations(earlier: pa.Table, later: pa.Table) -> pa.Table:
 
     Args:
         earlier, later: with schema ``SPAN_SCHEMA``, one row a site each; ``later`` has the later steps.
+        step: the last step of both, whether or not a site was scheduled there.
     """
     sites = np.union1d(earlier["site"].to_numpy(), later["site"].to_numpy())
     a, b = _over(earlier, sites), _over(later, sites)
@@ -58,7 +59,7 @@ def merge_observations(earlier: pa.Table, later: pa.Table) -> pa.Table:
     later_is_larger = floats_b[:, _ABSMAX] > floats_a[:, _ABSMAX]
     bins, counts = _merge_histograms(a, b)
     columns: dict[str, Any] = {
-        "step": pc.coalesce(_column(b, "step"), _column(a, "step")),
+        "step": np.full(len(sites), step, np.int64),
         "site": sites,
         "presence": presence.astype(np.uint8),
         "reason": pc.if_else(pa.array(presence_a <= presence_b), _column(a, "reason"), _column(b, "reason")),

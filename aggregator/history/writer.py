@@ -71,6 +71,7 @@ class HistoryWriter:
         self._index = Index(-1, False, resume_step, None, 0, ())
         self._pending = PendingSteps()
         self._timer: threading.Timer | None = None
+        self._is_committing = False
         self._commit_s = 0.0
         self._committed_at = float("-inf")
         self._intake = Intake(claim.segment, resume_step)
@@ -162,6 +163,9 @@ class HistoryWriter:
     def append(self, step: MergedStep) -> Future[MergedStep]:
         """Take a step to be committed, perhaps with others, see :class:`aggregator.history.group.GroupCommit`.
 
+        Another thread writes it, and steps are taken while it does. Only a step with a finding, and one that fills its
+        group, are written by the caller.
+
         Returns:
             Resolved with the step when it is durable, or with the error that kept it from becoming so; in the order of
             steps, on whatever thread commits.
@@ -173,8 +177,8 @@ class HistoryWriter:
             acknowledgement = self._append(step)
             if self._pending.has_finding or len(self._pending.steps) >= self._group.max_steps:
                 self._flush()
-            elif self._timer is None:
-                self._flush_in_time()
+            elif not self._is_committing:
+                self._commit_in_time()
             return acknowledgement
 
     def flush(self) -> None:
@@ -194,6 +198,7 @@ class HistoryWriter:
         """
         self._fold.stop(_STOP_FOLDING_S)
         with self._exclusively():
+            self._wait_for_commit()
             if self._index.sealed:
                 return
             if self._failure is not None:
@@ -234,6 +239,7 @@ class HistoryWriter:
         """Stop all background work without sealing; what was acknowledged stays. Nothing can be committed after."""
         self._fold.stop(_STOP_FOLDING_S)
         with self._exclusively():
+            self._wait_for_commit()
             if self._failure is None:
                 self._failure = HistoryWriteError(f"the writer of segment {self.segment} was abandoned")
             self._resolve_pending(self._failure)
@@ -253,7 +259,8 @@ class HistoryWriter:
         """Make durable what is pending and stop folding, for the end of the process; see ``termination``."""
         if self._lock.acquire(timeout=deadline_s):
             try:
-                if self._pending.steps and self._failure is None:
+                is_idle = self._lock.wait_for(lambda: not self._is_committing, deadline_s)
+                if is_idle and self._pending.steps and self._failure is None:
                     self._flush()
             finally:
                 self._lock.release()
@@ -289,45 +296,85 @@ class HistoryWriter:
         return self._pending.add(step, tables)
 
     def _flush(self) -> None:
+        """Commit what is pending on this thread, under the lock."""
+        if (group := self._take_pending()) is not None:
+            try:
+                self._commit_group(group)
+            except BaseException as error:
+                group.resolve(error)
+                raise
+            self._acknowledge(group)
+
+    def _commit_in_time(self) -> None:
+        """Let the timer's thread commit what is pending, at once or when it is time. Called under the lock."""
+        if self._timer is None:
+            wait_s = self._group.wait_s(self._commit_s, time.monotonic() - self._committed_at)
+            self._timer = threading.Timer(wait_s, self._commit_late)
+            self._timer.daemon = True
+            self._timer.start()
+            settle_at_sigterm()
+
+    def _commit_late(self) -> None:
+        """Commit what is pending without the lock, so that steps are taken meanwhile; the timer's thread."""
+        group: PendingSteps | None = None
+        with suppress(RankfoldError), self._exclusively():
+            group = self._take_pending()
+            self._is_committing = group is not None
+        if group is None:
+            return
+        failure: BaseException | None = None
+        try:
+            self._commit_group(group)
+        except BaseException as error:
+            failure = error
+        with self._exclusively():
+            self._is_committing = False
+            if failure is None:
+                self._acknowledge(group)
+            else:
+                group.resolve(failure)
+            if self._pending.steps:
+                self._commit_in_time()
+            self._lock.notify_all()
+
+    def _take_pending(self) -> PendingSteps | None:
+        """Return the group that is to be committed next, None if nothing is pending. Called under the lock.
+
+        Raises:
+            WriterFencedError, HistoryWriteError: nothing can be committed any more.
+        """
         self._fold.wait_for_room()
+        self._wait_for_commit()
         if self._failure is not None:
             self._resolve_pending(self._failure)
             raise self._failure
         if not self._pending.steps:
-            return
+            return None
+        self._stop_timer()
+        self._pending, group = PendingSteps(), self._pending
+        return group
+
+    def _wait_for_commit(self) -> None:
+        """Wait until no other thread commits; whoever publishes an index calls this under the lock."""
+        self._lock.wait_for(lambda: not self._is_committing)
+
+    def _commit_group(self, group: PendingSteps) -> None:
         begun = time.monotonic()
-        try:
-            with self._latching(self._pending.steps[0].step):
-                self._publish_steps(self._pending)
-        except BaseException as error:
-            self._resolve_pending(error)
-            raise
+        with self._latching(group.steps[0].step):
+            self._publish_steps(group)
         self._committed_at = time.monotonic()
         self._commit_s = self._committed_at - begun
-        for step, tables in zip(self._pending.steps, self._pending.tables, strict=True):
+
+    def _acknowledge(self, group: PendingSteps) -> None:
+        for step, tables in zip(group.steps, group.tables, strict=True):
             self._recent.add(step.step, tables)
-        self._resolve_pending(None)
+        group.resolve(None)
         self._fold.start_if_due()
 
-    def _resolve_pending(self, failure: BaseException | None) -> None:
+    def _resolve_pending(self, failure: BaseException) -> None:
         self._stop_timer()
         self._pending, group = PendingSteps(), self._pending
         group.resolve(failure)
-
-    def _flush_in_time(self) -> None:
-        """Commit now, or set the timer that will."""
-        wait_s = self._group.wait_s(self._commit_s, time.monotonic() - self._committed_at)
-        if wait_s == 0.0:
-            self._flush()
-            return
-        self._timer = threading.Timer(wait_s, self._flush_late)
-        self._timer.daemon = True
-        self._timer.start()
-        settle_at_sigterm()
-
-    def _flush_late(self) -> None:
-        with suppress(RankfoldError), self._exclusively():
-            self._flush()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -385,6 +432,7 @@ class HistoryWriter:
 
     def _replace_files(self, inputs: Sequence[ChunkFile], folded: ChunkFile) -> None:
         """Publish an index with one file in place of several; called by the folding thread, under the lock."""
+        self._wait_for_commit()
         first, last = inputs[0].seq[0], inputs[-1].seq[1]
         before = [file for file in self._index.files if file.seq[1] < first]
         after = [file for file in self._index.files if file.seq[0] > last]

@@ -174,6 +174,18 @@ def test_gradients_carry_the_loss_scale_of_their_step(tmp_path):
     assert stamps == {"gradient": [1024.0, None, 512.0], "activation": [None] * 3}
 
 
+def test_rows_of_training_and_of_evaluation_are_told_apart(tmp_path):
+    modes = ["train", "train", "eval", "mixed"]
+    packets = [make_packet(n, {ATTN: ones()}, facts=StepFacts(mode=mode)) for n, mode in enumerate(modes)]
+    history = record(tmp_path, packets)
+    assert history.steps()["mode"].to_pylist() == modes
+    assert history.observations(columns=["step", "mode"])["mode"].to_pylist() == modes
+    evaluated = history.observations(columns=["step", "mode"], where=pc.field("mode") == "eval")
+    assert evaluated["step"].to_pylist() == [2]
+    batches = history.observation_batches(columns=["mode"], where=pc.field("mode") != "eval")
+    assert batches.read_all()["mode"].to_pylist() == ["train", "train", "mixed"]
+
+
 def test_an_observation_says_whether_its_replicas_agree(tmp_path):
     sites = [make_site(name) for name in "abc"]
     ids = np.sort(np.array([site.site_id for site in sites[:2]], np.uint64))

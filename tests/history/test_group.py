@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -46,9 +47,71 @@ def test_a_step_does_not_wait_for_others_longer_than_it_is_told_to(tmp_path):
 
 def test_a_step_that_comes_after_a_pause_does_not_wait(tmp_path):
     writer = create(tmp_path, GroupCommit(max_steps=1000, max_wait_s=3600.0))
-    assert writer.append(make_step(packet_of(1))).done()
+    writer.append(make_step(packet_of(1))).result(timeout=50)
     time.sleep(20 * writer._commit_s)
-    assert writer.append(make_step(packet_of(2))).done()
+    begun = time.monotonic()
+    writer.append(make_step(packet_of(2))).result(timeout=50)
+    assert time.monotonic() - begun < 50
+
+
+def test_steps_are_taken_while_others_are_being_written_and_become_durable_in_order(tmp_path, monkeypatch):
+    writer, go, told = create(tmp_path, GroupCommit(max_steps=1000)), threading.Event(), []
+    link = os.link
+
+    def slow(*paths):
+        assert go.wait(50)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", slow)
+    first = writer.append(make_step(packet_of(0)))
+    while not writer._is_committing:
+        time.sleep(0.001)
+    others = [writer.append(make_step(packet_of(step))) for step in range(1, 50)]
+    assert not first.done()
+    for acknowledgement in (first, *others):
+        acknowledgement.add_done_callback(lambda done: told.append(done.result().step))
+    go.set()
+    writer.close()
+    assert told == list(range(50))
+    assert committed(tmp_path) == list(range(50))
+    assert len(list((tmp_path / "seg-00000" / "c").iterdir())) == 2
+
+
+@pytest.mark.parametrize("end", ["commit", "flush", "close", "abandon", "settle"])
+def test_whatever_ends_a_wait_waits_for_the_group_that_is_being_written(tmp_path, monkeypatch, end):
+    writer, link = create(tmp_path, GroupCommit(max_steps=1000)), os.link
+
+    def slow(*paths):
+        time.sleep(0.1)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", slow)
+    first = writer.append(make_step(packet_of(0)))
+    while not writer._is_committing:
+        time.sleep(0.001)
+    arguments = {"commit": [make_step(packet_of(1))], "settle": [50.0]}.get(end, [])
+    getattr(writer, end)(*arguments)
+    assert first.done()
+    assert committed(tmp_path)[0] == 0
+
+
+def test_a_group_that_fails_while_others_are_taken_fails_them_too(tmp_path, monkeypatch):
+    writer, go = create(tmp_path, GroupCommit(max_steps=1000)), threading.Event()
+
+    def refused(*_):
+        assert go.wait(50)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refused)
+    told = [writer.append(make_step(packet_of(0)))]
+    while not writer._is_committing:
+        time.sleep(0.001)
+    told += [writer.append(make_step(packet_of(step))) for step in (1, 2)]
+    go.set()
+    assert all(isinstance(acknowledgement.exception(timeout=50), HistoryWriteError) for acknowledgement in told)
+    with pytest.raises(HistoryWriteError):
+        writer.append(make_step(packet_of(3)))
+    writer.close()
 
 
 @pytest.mark.parametrize(

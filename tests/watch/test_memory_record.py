@@ -77,3 +77,14 @@ def test_the_destination_may_come_from_the_environment(monkeypatch):
     assert open_history("memory://from-environment").steps()["step"].to_pylist() == [2, 3, 4]
     assert session.report.to == to
     assert f"to = {to} (RANKFOLD_TO)" in str(session.plan)
+
+
+def test_steps_of_training_and_of_evaluation_are_told_apart_in_the_record():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    with telemetry.watch(model, to="memory://modes", signals=["activations"], every=1) as session:
+        for step, training in ((1, True), (2, False), (3, True)):
+            model.train(training)
+            with session.step(step):
+                model(torch.ones(1, 2))
+    rows = open_history("memory://modes").observations("0", columns=["step", "mode"]).to_pylist()
+    assert [(row["step"], row["mode"]) for row in rows] == [(1, "train"), (2, "eval"), (3, "train")]
