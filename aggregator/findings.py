@@ -32,8 +32,8 @@ class FindingLog:
         self._found: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._num_further = 0
 
-    def add(self, findings: Iterable[Finding]) -> None:
-        """Take in the findings of one step."""
+    def add(self, findings: Iterable[Finding], *, show: bool = True) -> None:
+        """Take in the findings of one step; ``show`` is False for those that were shown by an earlier process."""
         for finding in findings:
             key = _key(finding)
             known = self._found.get(key)
@@ -42,7 +42,8 @@ class FindingLog:
                 known["last_step"] = finding.get("step")
             elif len(self._found) < MAX_FINDINGS:
                 self._found[key] = {**finding, "count": 1, "last_step": finding.get("step")}
-                self._show(finding)
+                if show:
+                    self._show(finding)
             else:
                 self._num_further += 1
 

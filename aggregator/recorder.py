@@ -32,13 +32,14 @@ class Recorder:
     segment, then :meth:`close` or :meth:`abort`. Only :meth:`guard` belongs to the main thread.
     """
 
-    def __init__(self, group: GroupCommit | None = None) -> None:
+    def __init__(self, group: GroupCommit | None = None, after: int | None = None) -> None:
         """Make a recorder that has claimed nothing.
 
         Args:
             group: how long steps may wait for others before they are durable.
+            after: the segment to continue from, see :meth:`aggregator.history.HistoryWriter.create`.
         """
-        self._group = group
+        self._group, self._after = group, after
         self._writer: SegmentWriter | None = None
         self._sinks: SinkRunner | None = None
         self._health: HealthMonitor | None = None
@@ -61,7 +62,7 @@ class Recorder:
         sinks = require_valid_sinks(offer.sinks)
         thresholds = _thresholds(offer.health)
         about = {**offer.run, "health": asdict(thresholds) if thresholds else None}
-        writer = open_destination(offer.to, about, offer.descriptor, offer.resume_step, self._group)
+        writer = open_destination(offer.to, about, offer.descriptor, offer.resume_step, self._group, self._after)
         self._writer, self._offer, self._about = writer, offer, about
         self._health = _monitor(offer)
         self._sinks = SinkRunner(sinks, self._run_info())

@@ -53,11 +53,12 @@ def _demo(
     hist_every: Annotated[int, typer.Option(min=1, help="Steps between records with histograms.")] = 20,
     out: Annotated[Path, typer.Option(help="Run directory, new or empty.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of the initial weights and of the batches.")] = 0,
+    under_ray: Annotated[bool, typer.Option("--ray", help="Run under Ray Train, with the record in an actor.")] = False,
 ) -> None:
-    """Train a small byte-level GPT under torchrun and show what its record says."""
+    """Train a small byte-level GPT under torchrun, or Ray Train, and show what its record says."""
     from launch.demo_job import DemoOptions, run_demo
 
-    options = DemoOptions(ranks, steps, every, hist_every, out, seed)
+    options = DemoOptions(ranks, steps, every, hist_every, out, seed, under_ray)
     outcome = run_demo(options, Console())
     if outcome.refusal:
         _print_error(outcome.refusal)

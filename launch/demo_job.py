@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,13 +10,15 @@ from typing import Final
 from rich.console import Console
 
 from aggregator import open_history
+from aggregator.ray_actor.library import load_ray
 from launch.run_report import print_run_report
-from launch.torchrun import JobOutcome, run_script
+from launch.torchrun import JobOutcome, run_job, run_script
 from telemetry.errors import HistoryNotFoundError, RunDirectoryInUseError
 
 __all__ = ["DemoOptions", "run_demo"]
 
 SCRIPT: Final = Path(__file__).parent / "demo" / "train.py"
+RAY_SCRIPT: Final = SCRIPT.with_name("train_ray.py")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class DemoOptions:
     hist_every: int
     out: Path
     seed: int
+    under_ray: bool = False
 
     def script_arguments(self) -> list[str]:
         """Return the command line of the training script."""
@@ -46,9 +50,15 @@ def run_demo(options: DemoOptions, console: Console) -> JobOutcome:
 
     Raises:
         RunDirectoryInUseError: ``options.out`` holds a run.
+        AggregatorUnavailableError: Ray was asked for and is not installed.
     """
     _require_no_run(options.out)
-    outcome = run_script(SCRIPT, options.script_arguments(), num_ranks=options.num_ranks)
+    if options.under_ray:
+        load_ray()
+        workers = ["--workers", str(options.num_ranks)]
+        outcome = run_job([sys.executable, str(RAY_SCRIPT), *options.script_arguments(), *workers])
+    else:
+        outcome = run_script(SCRIPT, options.script_arguments(), num_ranks=options.num_ranks)
     if outcome.exit_code == 0:
         print_run_report(open_history(options.out), options.out, console)
     return outcome

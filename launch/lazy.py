@@ -49,6 +49,9 @@ LAZY_COMMANDS: Final = {
         "export",
         "Write a record as TensorBoard events, a W&B run, JSON lines, Parquet or CSV.",
     ),
+    "status": LazyCommand(
+        "launch.commands.status", "status", "Say how the actors of a run under Ray are: health, lag, coverage."
+    ),
     "verify": LazyCommand(
         "launch.commands.verify",
         "verify",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch.process import run_supervised
 
-__all__ = ["JobOutcome", "run_script"]
+__all__ = ["JobOutcome", "run_job", "run_script"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ class JobOutcome:
 
 
 def run_script(script: Path, arguments: Sequence[str], *, num_ranks: int) -> JobOutcome:
-    """Run ``script`` on ``num_ranks`` local ranks and wait for its end.
+    """Run ``script`` on ``num_ranks`` local ranks and wait for its end; see :func:`run_job`."""
+    return run_job(_command(script, arguments, num_ranks))
+
+
+def run_job(command: Sequence[str]) -> JobOutcome:
+    """Run the program that starts the ranks and wait for its end.
 
     Standard error is held back until the end: where a rank raised a Rankfold error, that error says it all, and the
     traceback of every rank and of torchrun says nothing more. Otherwise it is passed on whole.
@@ -38,9 +43,7 @@ def run_script(script: Path, arguments: Sequence[str], *, num_ranks: int) -> Job
     with tempfile.TemporaryDirectory(prefix="rankfold-") as folder:
         error_file, stderr_file = Path(folder, "error.json"), Path(folder, "stderr")
         with stderr_file.open("wb") as stderr:
-            exit_code = run_supervised(
-                _command(script, arguments, num_ranks), env=_environment(error_file), stderr=stderr
-            )
+            exit_code = run_supervised(command, env=_environment(error_file), stderr=stderr)
         refusal = _refusal(error_file) if exit_code else ""
         if not refusal and exit_code < 128:
             sys.stderr.write(stderr_file.read_text(errors="replace"))

@@ -62,6 +62,11 @@ class Attempt:
         self._joined = ""
 
     @property
+    def name(self) -> str:
+        """Name of the attempt, once :meth:`agree` has returned."""
+        return self._joined
+
+    @property
     def prefix(self) -> str:
         """Prefix of the attempt's own keys, once :meth:`agree` has returned."""
         return f"rankfold/{self._joined}"

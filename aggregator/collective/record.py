@@ -6,10 +6,11 @@ Appended is not yet durable. Only what the recorder has acknowledged is counted,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from aggregator.catalogue import Catalogue, MergedStep
 from aggregator.collective.account import Account
@@ -73,6 +74,17 @@ class Record:
         """Prepare for the end of the process by a signal. Training thread, after a claim."""
         assert self._recorder is not None, "attach claims before the session begins"
         self._recorder.guard()
+
+    def restore(self, account: Account, missing: Iterable[int], findings: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the totals of an earlier process that wrote this record; before any step."""
+        self.account = account
+        self._missing.update(missing)
+        self._findings.add(findings, show=False)
+
+    def add_offered(self, sites: Iterable[DefinedSite]) -> None:
+        """Take in the sites of a rank that came after the claim."""
+        for site, ranks in sites:
+            self._offered.setdefault(site.site_id, (site, ranks))
 
     def append(self, outcome: Brought, merge_s: float) -> None:
         """Hand one step to the recorder, whose merge took ``merge_s`` seconds.
@@ -163,6 +175,10 @@ class Record:
                 self.settle()
             except RankfoldError as error:
                 failure = failure or error
+        return self.report(failure, sinks)
+
+    def report(self, failure: RankfoldError | None, sinks: tuple[SinkReport, ...] = ()) -> CloseReport:
+        """Return the account so far."""
         return self.account.report(failure, self._missing, sinks, self._findings.report())
 
 

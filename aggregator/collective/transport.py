@@ -11,6 +11,7 @@ of the peer wakes a waiting receive at once; a receive that times out closes the
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -32,7 +33,7 @@ from aggregator.collective.tree import TreePosition, plan_tree
 from aggregator.collective.waits import Waits
 from telemetry.errors import PeerLostError, ProcessGroupMissingError, RankfoldError
 
-__all__ = ["Link", "Rendezvous"]
+__all__ = ["Link", "Rendezvous", "agree_on_attempt"]
 
 _HEADER_TAG, _PAYLOAD_TAG, _POISON_TAG = 0, 1, 2
 # A reader waits as long as its link lives; Link.close ends it by closing the sockets.
@@ -145,14 +146,7 @@ class Rendezvous:
         self._deadline = time.monotonic() + timeout_s
         if world_size == 1:
             return
-        if not dist.is_initialized():
-            raise ProcessGroupMissingError(
-                f"the job has {world_size} ranks, but torch.distributed is not initialised",
-                rank=rank,
-                remedy="call torch.distributed.init_process_group before telemetry.watch",
-            )
-        self._attempt = Attempt(_part_of_store, rank, world_size)
-        self._attempt.agree(self._deadline, timeout_s)
+        self._attempt = _agreed_attempt(rank, world_size, timeout_s)
         self._store = _part_of_store(self._attempt.prefix)
         self._device = _host_device()
 
@@ -219,6 +213,29 @@ class Rendezvous:
 
     def _remaining_s(self, grace_s: float = 0.0) -> float:
         return max(0.05, self._deadline + grace_s - time.monotonic())
+
+
+def agree_on_attempt(rank: int, world_size: int, timeout_s: float) -> str:
+    """Return a name that the ranks of this attempt share and no other attempt has. Called on every rank.
+
+    Raises:
+        ProcessGroupMissingError, AttachTimeoutError: as :class:`Rendezvous`.
+    """
+    if world_size == 1:
+        return secrets.token_hex(16)
+    return _agreed_attempt(rank, world_size, timeout_s).name
+
+
+def _agreed_attempt(rank: int, world_size: int, timeout_s: float) -> Attempt:
+    if not dist.is_initialized():
+        raise ProcessGroupMissingError(
+            f"the job has {world_size} ranks, but torch.distributed is not initialised",
+            rank=rank,
+            remedy="call torch.distributed.init_process_group before telemetry.watch",
+        )
+    attempt = Attempt(_part_of_store, rank, world_size)
+    attempt.agree(time.monotonic() + timeout_s, timeout_s)
+    return attempt
 
 
 def _part_of_store(prefix: str) -> Any:

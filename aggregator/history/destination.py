@@ -76,16 +76,17 @@ def open_destination(
     descriptor: HistogramDescriptor,
     resume_step: int | None,
     group: GroupCommit | None = None,
+    after: int | None = None,
 ) -> SegmentWriter:
     """Begin or continue the run that ``to`` names.
 
     Args:
         to: a directory, or ``memory://NAME?keep=N&when_full=POLICY``.
-        run, descriptor, resume_step, group: see :meth:`aggregator.history.HistoryWriter.create`.
+        run, descriptor, resume_step, group, after: see :meth:`aggregator.history.HistoryWriter.create`.
 
     Raises:
         RankfoldError: see :meth:`aggregator.history.HistoryWriter.create` and ``MemoryWriter.create``.
     """
     if is_memory(to):
         return MemoryWriter.create(to, run, descriptor, resume_step)
-    return HistoryWriter.create(Path(to), run, descriptor, resume_step, group=group)
+    return HistoryWriter.create(Path(to), run, descriptor, resume_step, after=after, group=group)

@@ -101,6 +101,7 @@ class HistoryWriter:
         descriptor: HistogramDescriptor,
         resume_step: int | None = None,
         *,
+        after: int | None = None,
         group: GroupCommit | None = None,
         folding: FoldingPolicy | None = None,
     ) -> HistoryWriter:
@@ -113,11 +114,13 @@ class HistoryWriter:
             resume_step: None for a new run, else the first step of the continuation. What earlier segments hold from
                 this step on is superseded, not deleted. None in a job that its launcher has restarted, where its own
                 earlier attempt has written, begins that run anew from step 0: it had no checkpoint yet.
+            after: the segment that a continuation must follow, where the caller knows who wrote it; None for any.
             group: how long steps that are appended may wait for others.
             folding: when small files become larger ones.
 
         Raises:
-            RunDirectoryInUseError: a run is there and ``resume_step`` is None, or another process is continuing it.
+            RunDirectoryInUseError: a run is there and ``resume_step`` is None, or another process is continuing it, or
+                has done so after segment ``after``.
             RunDirectoryForeignError: a new run was asked for in a directory with other files.
             RunDirectoryMissingRunError: ``resume_step`` is given and no run is there.
             RunDirectoryUnwritableError: the directory cannot be made or written.
@@ -128,7 +131,7 @@ class HistoryWriter:
             resume_step = 0
         if resume_step is None:
             return HistoryWriter(directory, begin_run(directory, run, descriptor), None, group, folding)
-        claim = continue_run(directory, run, descriptor, resume_step)
+        claim = continue_run(directory, run, descriptor, resume_step, after)
         return HistoryWriter(directory, claim, resume_step, group, folding)
 
     @property

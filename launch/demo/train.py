@@ -26,14 +26,16 @@ from demo_text import ByteBatches, standard_library_text
 BATCH_SIZE = 8
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+def parse_arguments(*, with_workers: bool = False) -> argparse.Namespace:
+    """Read the command line; ``with_workers`` where no launcher has decided on the number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="run directory, new or empty")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=5, help="steps between records")
     parser.add_argument("--hist-every", type=int, default=20, help="steps between records with histograms")
     parser.add_argument("--seed", type=int, default=0)
+    if with_workers:
+        parser.add_argument("--workers", type=int, default=2)
     return parser.parse_args()
 
 
@@ -48,8 +50,10 @@ def join_job() -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train ``args.steps`` steps; every rank runs this."""
+def train(
+    args: argparse.Namespace, device: torch.device, to: str, layout: telemetry.ParallelLayout | None = None
+) -> None:
+    """Train ``args.steps`` steps and keep the record at ``to``; every rank runs this."""
     rank = dist.get_rank()
     torch.manual_seed(args.seed)
     config = GPTConfig()
@@ -62,7 +66,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     with telemetry.watch(
         model,
         optimizer=optimizer,
-        to=str(args.out),
+        to=to,
+        layout=layout,
         every=args.every,
         hist_every=args.hist_every,
         sinks=[TensorBoardSink(args.out / "tb"), JsonlSink(args.out / "record.jsonl")],
@@ -86,7 +91,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 def main() -> None:
     """Join the job, train, leave the job."""
     device = join_job()
-    train(parse_arguments(), device)
+    args = parse_arguments()
+    train(args, device, str(args.out))
     dist.destroy_process_group()
 
 

@@ -277,6 +277,15 @@ def test_a_successor_fences_a_writer_that_has_not_committed_yet(tmp_path):
         commit(old, 1)
 
 
+def test_a_continuation_that_knows_who_wrote_before_is_refused_if_somebody_else_was_first(tmp_path):
+    commit(create(tmp_path), 1)
+    commit(create(tmp_path, resume_step=2), 2)
+    with pytest.raises(RunDirectoryInUseError, match="seg-00001"):
+        HistoryWriter.create(tmp_path, {}, DEFAULT_DESCRIPTOR, 3, after=0)
+    commit(HistoryWriter.create(tmp_path, {}, DEFAULT_DESCRIPTOR, 3, after=1), 3)
+    assert open_history(tmp_path).steps().column("step").to_pylist() == [1, 2, 3]
+
+
 def test_a_claim_that_is_withdrawn_leaves_the_directory_free(tmp_path):
     create(tmp_path).withdraw()
     assert list(tmp_path.iterdir()) == []
