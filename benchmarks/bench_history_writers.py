@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -161,7 +161,7 @@ class Torchinstruments:
         return self._commit
 
     def _commit(self, packet: Packet) -> None:
-        now = datetime.now(UTC)
+        now = datetime.now(timezone.utc)
         for row, name in enumerate(self._names):
             numbers = (*packet.ints[row].tolist(), *packet.floats[row].tolist())
             for metric, value in zip((*INT_FIELDS, *FLOAT_FIELDS), numbers, strict=True):
