@@ -29,7 +29,7 @@ from aggregator.ray_actor.notices import joined, late, left, restarted
 from aggregator.ray_actor.placing import ROOT, Plan, plan_relays
 from aggregator.ray_actor.status import ActorStatus
 from aggregator.ray_actor.window import Arrival, Window
-from telemetry.errors import MergeDeadlineError, PacketMalformedError, PeerLostError, RankfoldError
+from telemetry.errors import ConfigurationError, MergeDeadlineError, PacketMalformedError, PeerLostError, RankfoldError
 from telemetry.packet import Packet
 from telemetry.protocol import CloseReport
 
@@ -153,6 +153,14 @@ class Root:
         assert self._ledger.reply is not None
         assert self._charter is not None
         rank = request.rank
+        if self._report is not None and not request.is_agreed:
+            return Refused(
+                ConfigurationError(
+                    f"the attempt {self._mark.attempt!r} of {self._mark.name} has closed its record",
+                    rank=rank,
+                    remedy="give every attempt a name of its own, or leave `attempt` out",
+                )
+            )
         if rank not in self._members or (rank in self._tokens and self._tokens[rank] != request.token):
             if refusal := newcomer_refusal(request, self._charter):
                 return Refused(refusal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -33,4 +34,5 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """Return a name for the run that no other test uses."""
-    return str(request.node.name).replace("[", ".").replace("]", "").replace("_", "-")[:90]
+    words = str(request.node.name).replace("[", ".").replace("]", "").replace("_", "-")
+    return f"{words[:80]}-{uuid4().hex[:8]}"

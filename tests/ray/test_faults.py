@@ -86,14 +86,17 @@ def test_an_actor_killed_at_random_moments_loses_no_acknowledged_packet_and_coun
         return step
 
     def kill():
-        for _ in range(num_kills):
-            time.sleep(rng.uniform(0.0, 1.0))
-            before = status_of(name)
-            os.kill(before.pid, signal.SIGKILL)
-            wait_until(lambda before=before: _pid(name) not in (None, before.pid), 60)
-        is_over.set()
+        try:
+            for _ in range(num_kills):
+                time.sleep(rng.uniform(0.0, 1.0))
+                before = status_of(name)
+                os.kill(before.pid, signal.SIGKILL)
+                wait_until(lambda before=before: _pid(name) not in (None, before.pid), 60)
+        finally:
+            is_over.set()
 
-    *produced, _ = in_parallel([*(lambda rank=rank: produce(rank) for rank in ranks), kill], 500)
+    *produced, killed = in_parallel([*(lambda rank=rank: produce(rank) for rank in ranks), kill], 500)
+    assert killed is None
     # Ranks stop at different steps; what one has brought alone still belongs to the record.
     last = max(produced)
     for rank in ranks:

@@ -53,6 +53,8 @@ def test_a_directory_in_use_is_refused_on_all_and_stays_as_it_was(tmp_path):
         _, joined_to = await joined(first, tmp_path / "run")
         await deliver(first, joined_to.reply, 1)
         await asyncio.gather(first.close(0, (0, 1), 0), first.close(1, (0, 1), 0))
+        late = await first.join(make_request(offer(0, 2, DEADLINES, to=str(tmp_path / "other")), "n"))
+        assert "has closed its record" in str(late.error)
         second = make_root("another")
         offers = [offer(rank, 2, DEADLINES, to=str(tmp_path / "run")) for rank in range(2)]
         for answer in await asyncio.gather(*(second.join(make_request(one, "n")) for one in offers)):
