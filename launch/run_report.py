@@ -95,12 +95,12 @@ def own_time_line(steps: pa.Table) -> str:
 
 
 def _further(path: Path) -> str:
-    program = f'from aggregator import open_history; print(open_history("{path}").sites())'
-    return f"To look further:\n  {_beside_python('tensorboard')} --logdir {path / 'tb'}\n  {_python()} -c '{program}'"
-
-
-def _python() -> str:
-    return _shown(Path(sys.executable))
+    commands = (
+        f"{_beside_python('rankfold')} inspect {path}",
+        f"{_beside_python('rankfold')} report {path} -o report.html",
+        f"{_beside_python('tensorboard')} --logdir {path / 'tb'}",
+    )
+    return "\n  ".join(("To look further:", *commands))
 
 
 def _beside_python(name: str) -> str:
