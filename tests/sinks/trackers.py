@@ -270,6 +270,8 @@ def _logged(data: bytes) -> Iterator[bytes]:
             position += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
+        if position + 7 + length > len(data):
+            return  # still being written
         message += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last fragment
