@@ -50,7 +50,9 @@ LAZY_COMMANDS: Final = {
         "Write a record as TensorBoard events, a W&B run, JSON lines, Parquet or CSV.",
     ),
     "status": LazyCommand(
-        "launch.commands.status", "status", "Say how the actors of a run under Ray are: health, lag, coverage."
+        "launch.commands.status",
+        "status",
+        "Say how the actors of a run are: health, lag, coverage. Exits 1 where no actor runs.",
     ),
     "verify": LazyCommand(
         "launch.commands.verify",
