@@ -171,7 +171,11 @@ class _Tally:
         for name in (*INT_FIELDS, *FLOAT_FIELDS):
             a, b = (table[name].to_numpy().astype(np.float64) for table in (left, right))
             relative = _relative(a[mine], b[its])
-            unequal = relative > (0.0 if name in INT_FIELDS else self._rtol)
+            if name in INT_FIELDS:
+                # As integers: a float64 does not tell two large counts apart.
+                unequal = _counts(left[name])[mine] != _counts(right[name])[its]
+            else:
+                unequal = relative > self._rtol
             different |= unequal
             if unequal.any():
                 self._note_largest(name, keys, relative, a[mine], b[its])
@@ -212,6 +216,12 @@ class _Tally:
         ]
         self.first_step = named[0]["step"]
         self.differences = [row for row in named if row["step"] == self.first_step]
+
+
+def _counts(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return a column of counts as it is stored; a row without numbers has -1, which no count is."""
+    counts: NDArray[np.int64] = column.fill_null(-1).to_numpy()
+    return counts
 
 
 def _relative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -88,7 +88,7 @@ class _Groups:
         self._kind_names, self._site_names = kinds.dictionary.to_pylist(), sites.dictionary.to_pylist()
         keys = kinds.indices.to_numpy().astype(np.int64) * max(1, len(self._site_names)) + sites.indices.to_numpy()
         self._columns: dict[str, NDArray[Any]] = {
-            name: rows[name].to_numpy().astype(np.float64) for name in (*_COLUMNS[:1], *_COLUMNS[4:])
+            name: rows[name].to_numpy() for name in (*_COLUMNS[:1], *_COLUMNS[4:])
         }
         order = np.lexsort((self._columns["step"], keys))
         self._columns = {name: values[order] for name, values in self._columns.items()}

@@ -10,12 +10,14 @@ import sys
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aggregator import open_history
+from aggregator.history import HistoryWriter
 from aggregator.sinks import JsonlSink, RunInfo
 from launch.cli import run
 from launch.lazy import LAZY_COMMANDS
@@ -338,8 +340,29 @@ def test_tensorboard_gets_every_step_and_every_count(runs, tmp_path):
     assert run(["export", str(path), "--to", "tensorboard", "-o", str(tmp_path / "tb")]) == 0
     events = EventAccumulator(str(tmp_path / "tb"), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
     events.Reload()
-    tags = [tag for names in events.Tags().values() if isinstance(names, list) for tag in names]
-    assert any("layers.0.weight" in tag for tag in tags)
+    gradient = ("gradient", "layers.0.weight")
+    (absmax,) = (tag for tag in events.Tags()["scalars"] if all(word in tag for word in (*gradient, "absmax")))
+    shown = [(event.step, event.value) for event in events.Scalars(absmax)]
+    series = open_history(path).series("layers.0.weight", "gradient", "absmax")
+    stored = zip(series["step"].to_pylist(), np.float32(series["value"].to_numpy()).tolist(), strict=True)
+    assert shown == list(stored)
+    (histogram,) = (tag for tag in events.Tags()["histograms"] if all(word in tag for word in gradient))
+    assert [(event.step, sum(event.histogram_value.bucket)) for event in events.Histograms(histogram)] == [
+        (step, 4) for step in STEPS if step % 2 == 0
+    ]
+
+
+def test_two_counts_that_one_float_stands_for_are_told_apart(tmp_path, capsys):
+    packet = next(iter(make_packets([2])))
+    for name, count in (("a", 2**60), ("b", 2**60 + 1)):
+        ints = packet.ints.copy()
+        ints[0, :2] = count
+        (merged,) = make_steps([replace(packet, ints=ints)])
+        writer = HistoryWriter.create(tmp_path / name, RECORD, DEFAULT_DESCRIPTOR)
+        writer.commit(merged)
+        writer.close()
+    assert run(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 3
+    assert "total" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("to", ["parquet", "csv"])
@@ -369,8 +392,6 @@ def test_verify_finds_numbers_that_cannot_be_true(runs, tmp_path, capsys, monkey
     path = runs("whole")
     assert run(["verify", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"sound": True, "damage": [], "invariants": []}
-    from aggregator.history import HistoryWriter
-
     packet = next(iter(make_packets([2])))
     ints = packet.ints.copy()
     ints[0, 0] += 1
