@@ -78,6 +78,7 @@ def _doctor(
 ) -> None:
     """Say what this installation has, and what would keep a job from its record; exits 3 where something would."""
     from launch.checks import parse_sizes
+    from launch.commands.shared import EXIT_FOUND
     from launch.doctor import inspect_installation
 
     found = inspect_installation(folder, run, parse_sizes(layout) if layout is not None else None, world_size)
@@ -86,7 +87,7 @@ def _doctor(
     else:
         _print_installation(found)
     if not found.is_sound:
-        raise typer.Exit(3)
+        raise typer.Exit(EXIT_FOUND)
 
 
 def _print_installation(found: Installation) -> None:

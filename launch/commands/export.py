@@ -67,8 +67,7 @@ def export(
         raise typer.BadParameter(f"--site and --kind are for parquet and csv; {to.value} takes all sites")
     with salvage_remedy(salvage):
         history = open_run(run, salvage=salvage)
-        write = _write_table if is_table else _write_sink
-        done = write(history, to, output, site, kind)
+        done = _write_table(history, to, output, site, kind) if is_table else _write_sink(history, to, output)
     print_losses(history)
     if as_json:
         print_json({"to": to.value, "output": str(output), **done})
@@ -105,7 +104,7 @@ def _plain(schema: pyarrow.Schema, columns: list[str]) -> pyarrow.Schema:
     )
 
 
-def _write_sink(history: History, to: Target, output: Path, site: str | None, kind: str | None) -> dict[str, int]:
+def _write_sink(history: History, to: Target, output: Path) -> dict[str, int]:
     sink = _make_sink(to, output)
     segments = history.segments().to_pylist()
     record = history.manifest["run"]

@@ -120,21 +120,20 @@ def choose_series(history: History, pattern: str, kind: str | None) -> list[Seri
 
 def complete_site(context: typer.Context, incomplete: str) -> list[str]:
     """Return the site names that begin as what was typed, for the shell."""
-    try:
-        history = open_history(context.params["run"])
-        names = dict.fromkeys(history.sites()["site"].to_pylist())
-    except Exception:  # a completion must never print a traceback into the command line
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+    return _complete(context, "site", incomplete)
 
 
 def complete_kind(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the kinds of the run, for the shell."""
+    """Return the kinds of the run that begin as what was typed, for the shell."""
+    return _complete(context, "kind", incomplete)
+
+
+def _complete(context: typer.Context, column: str, incomplete: str) -> list[str]:
     try:
-        kinds = dict.fromkeys(open_history(context.params["run"]).sites()["kind"].to_pylist())
-    except Exception:  # as above
+        words = dict.fromkeys(open_history(context.params["run"]).sites()[column].to_pylist())
+    except Exception:  # a completion must never print a traceback into the command line
         return []
-    return [kind for kind in kinds if kind.startswith(incomplete)]
+    return [word for word in words if word.startswith(incomplete)]
 
 
 RunArgument = Annotated[
