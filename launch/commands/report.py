@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch.commands.series import complete_field
-from launch.commands.shared import JsonOption, RunArgument, print_json
+from launch.commands.shared import JsonOption, RunArgument, print_json, progress_of_shares
 
 __all__ = ["report"]
 
@@ -32,7 +27,7 @@ def report(
     from aggregator.report import render_png, write_report
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _shares() as tell:
+    with progress_of_shares("reading") as tell:
         written = [write_report(run, output, field=field, title=title, progress=tell)]
         if png is not None:
             written += render_png(run, png, field=field, progress=tell)
@@ -41,19 +36,3 @@ def report(
     else:
         for path in written:
             typer.echo(f"{path}  {path.stat().st_size / 1e6:.2f} MB")
-
-
-@contextmanager
-def _shares() -> Iterator[Any]:
-    """Show at a terminal what is being done and which share of all is done."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda what, share: bar.update(task, description=what, completed=share)

@@ -12,7 +12,15 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from aggregator.history import History, open_history
@@ -37,6 +45,7 @@ __all__ = [
     "print_json",
     "print_losses",
     "progress",
+    "progress_of_shares",
     "salvage_remedy",
 ]
 
@@ -187,16 +196,28 @@ def progress(what: str, total: int | None) -> Iterator[Any]:
     Yields:
         A function that is called with the number of parts that were done since.
     """
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+    with _terminal_bar(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda parts=1: bar.advance(task, parts)
+
+
+@contextmanager
+def progress_of_shares(what: str) -> Iterator[Any]:
+    """Show the same for work that tells its own progress.
+
+    Yields:
+        A function that is called with what is being done and which share of all is done.
+    """
+    with _terminal_bar(TextColumn("{task.description}"), BarColumn()) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda doing, share: bar.update(task, description=doing, completed=share)
+
+
+def _terminal_bar(*columns: ProgressColumn) -> Progress:
+    return Progress(
+        *columns,
         TimeElapsedColumn(),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
         transient=True,
     )
-    with bar:
-        task = bar.add_task(what, total=total)
-        yield lambda parts=1: bar.advance(task, parts)
