@@ -11,48 +11,63 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-__all__ = ["run_supervised"]
+__all__ = ["EXIT_LATE", "run_supervised"]
 
+# As timeout(1) says it.
+EXIT_LATE: Final = 124
 GRACE_S: Final = 30.0
 _POLL_S: Final = 0.1
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_supervised(
-    command: Sequence[str], *, env: Mapping[str, str], stderr: IO[Any] | None = None, grace_s: float = GRACE_S
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: IO[Any] | None = None,
+    stderr: IO[Any] | None = None,
+    grace_s: float = GRACE_S,
+    limit_s: float = float("inf"),
 ) -> int:
     """Run a command to its end; call from the main thread.
 
-    SIGINT and SIGTERM go on to the child, which then has ``grace_s`` seconds to end. After that, or at a second
-    signal, the child and all its descendants are killed.
+    SIGINT, SIGTERM and SIGHUP go on to the child, which then has ``grace_s`` seconds to end. After that, at a second
+    signal, or after ``limit_s`` seconds altogether, the child and all its descendants are killed.
 
     Args:
         command: program and arguments.
         env: the whole environment of the child.
-        stderr: where its standard error goes; ours if None.
+        stdout, stderr: where its output goes; where ours goes if None.
         grace_s: seconds between a signal and the kill.
+        limit_s: seconds that the child may run.
 
     Returns:
-        The exit code of the child, or 128 plus the number of the signal that ended the run, as shells count.
+        The exit code of the child; 128 plus the number of the signal that ended the run, as shells count; or
+        ``EXIT_LATE`` after ``limit_s``.
     """
     with _signals_recorded() as received:
         # Its own session, so that Ctrl-C on a terminal reaches the child once, through us.
-        child = subprocess.Popen(command, env=dict(env), stderr=stderr, start_new_session=True)
+        child = subprocess.Popen(command, env=dict(env), stdout=stdout, stderr=stderr, start_new_session=True)
         try:
-            code = _wait(child, received, grace_s)
+            code = _wait(child, received, grace_s, time.monotonic() + limit_s)
         finally:
             if child.poll() is None:
                 _kill_tree(child)
-    return 128 + received[0] if received else code
+    if received:
+        return 128 + received[0]
+    return 128 - code if code < 0 else code
 
 
-def _wait(child: subprocess.Popen[bytes], received: list[int], grace_s: float) -> int:
+def _wait(child: subprocess.Popen[bytes], received: list[int], grace_s: float, last: float) -> int:
     num_forwarded, deadline = 0, float("inf")
     while True:
         try:
             return child.wait(_POLL_S)
         except subprocess.TimeoutExpired:
             pass
+        if time.monotonic() > last:
+            _kill_tree(child)
+            return EXIT_LATE
         if len(received) > 1 or time.monotonic() > deadline:
             _kill_tree(child)
             return child.wait()

@@ -1,0 +1,118 @@
+"""What a gate is given: the machine it runs on, a folder of its own, and a way to start its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.process import run_supervised
+
+__all__ = ["RanksFailedError", "Trial"]
+
+RESULT_VARIABLE = "RANKFOLD_GATE_RESULT"
+
+
+class RanksFailedError(Exception):
+    """The ranks of a gate did not end well; the text holds the exit code and the end of their output."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One gate on one node of the cluster. Every node runs the same procedure; rank zero writes what was measured.
+
+    Attributes:
+        file: of the gate, started by path as the script of its ranks.
+        out: folder of this gate, new; on several nodes on storage that they share.
+        is_rehearsal: whether this runs on gloo and the CPU because ``needs`` are not met.
+        num_ranks: ranks on this node: one for each GPU, or two in a rehearsal, unless the user said otherwise.
+        num_nodes, node_rank, endpoint: of the job; ``endpoint`` is HOST:PORT of the rendezvous, "" on one node.
+        deadline: monotonic time at which the gate has failed.
+    """
+
+    file: Path
+    out: Path
+    is_rehearsal: bool
+    num_ranks: int
+    num_nodes: int = 1
+    node_rank: int = 0
+    endpoint: str = ""
+    deadline: float = field(default_factory=lambda: time.monotonic() + 300.0)
+
+    @property
+    def backend(self) -> str:
+        """Of ``torch.distributed``."""
+        return "gloo" if self.is_rehearsal else "nccl"
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, at least one."""
+        return max(1.0, self.deadline - time.monotonic())
+
+    def command(self, arguments: Sequence[str], num_ranks: int | None = None) -> list[str]:
+        """Return the command that starts the ranks of this node with the gate's own file as their script."""
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.num_nodes)]
+        words += ["--nproc-per-node", str(num_ranks or self.num_ranks)]
+        if self.num_nodes == 1:
+            words += ["--standalone", "--local-addr", "localhost"]
+        else:
+            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", self.file.stem]
+            words += ["--node-rank", str(self.node_rank)]
+        return [*words, str(self.file), *arguments]
+
+    def environment(self, name: str = "ranks") -> dict[str, str]:
+        """Return the environment of the ranks: no setting of the user's shell may change what is measured."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RANKFOLD_")}
+        return {"OMP_NUM_THREADS": "1", **kept, RESULT_VARIABLE: str(self.result_file(name))}
+
+    def result_file(self, name: str = "ranks") -> Path:
+        """Where rank zero of a run writes what it measured."""
+        return self.out / f"{name}.json"
+
+    def run_ranks(
+        self,
+        arguments: Sequence[str] = (),
+        *,
+        name: str = "ranks",
+        num_ranks: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Run the gate's file on all ranks to their end and return what rank zero wrote with ``write_result``.
+
+        Args:
+            arguments: for the script.
+            name: of this run, for its files; a gate may start several.
+            num_ranks: on this node, ``self.num_ranks`` if None.
+            env: added to the environment.
+
+        Raises:
+            RanksFailedError: they ended with an error, late, or without a result.
+        """
+        log = self.out / f"{name}.log"
+        with log.open("wb") as output:
+            code = run_supervised(
+                self.command(arguments, num_ranks),
+                env={**self.environment(name), **(env or {})},
+                stdout=output,
+                stderr=output,
+                limit_s=self.remaining_s,
+            )
+        if code != 0:
+            raise RanksFailedError(f"the ranks ended with {code}, see {log}: {_tail(log)}")
+        try:
+            return json.loads(self.result_file(name).read_text())
+        except (OSError, ValueError) as error:
+            raise RanksFailedError(f"the ranks left no result, see {log}: {_tail(log)}") from error
+
+
+def _tail(log: Path) -> str:
+    """Return the lines of a log that name an error, or its last ones."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    named = [line for line in lines if re.search(r"\w(Error|Exception)\b: ", line) and "ChildFailed" not in line]
+    return " | ".join(named[:3] or lines[-5:])[:1000]

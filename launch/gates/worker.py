@@ -1,0 +1,39 @@
+"""The side of a gate that its ranks run: join the job, and hand back what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launch.gates.trial import RESULT_VARIABLE
+
+__all__ = ["join_job", "write_result"]
+
+
+def join_job(backend: str, timeout_s: float = 60.0) -> torch.device:
+    """Join the process group that torchrun describes, and return the device of this rank. Every rank calls this."""
+    torch.set_num_threads(1)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if backend == "gloo":
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=device)
+    return device
+
+
+def write_result(measured: Any) -> None:
+    """Write what was measured, JSON-serialisable; rank zero's counts, other ranks' calls do nothing."""
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    target = Path(os.environ[RESULT_VARIABLE])
+    draft = target.with_suffix(".draft")
+    draft.write_text(json.dumps(measured))
+    draft.replace(target)
