@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from launch.lazy import LazyGroup
+from launch.refusals import print_refusal
 
 if TYPE_CHECKING:
     from launch.doctor import Installation
@@ -61,7 +61,7 @@ def _demo(
     options = DemoOptions(ranks, steps, every, hist_every, out, seed, under_ray)
     outcome = run_demo(options, Console())
     if outcome.refusal:
-        _print_error(outcome.refusal)
+        print_refusal(outcome.refusal)
     elif outcome.exit_code > 128:
         typer.echo(f"stopped by a signal; what was committed until then is in {out}", err=True)
     if outcome.exit_code:
@@ -107,12 +107,6 @@ def _print_installation(found: Installation) -> None:
         typer.echo(f"→ {sentence}")
 
 
-def _print_error(text: str) -> None:
-    """Print what a ``RankfoldError`` says of itself: ``[code] message``, ranks, remedy, one a line."""
-    code, _, rest = text.partition("] ")
-    Console(stderr=True, soft_wrap=True).print(Text.assemble((code + "]", "bold red"), " ", rest))
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; a Rankfold error is printed without a traceback.
 
@@ -126,7 +120,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_refusal(error):
             raise
-        _print_error(str(error))
+        print_refusal(str(error))
         return 1
     return 0
 

@@ -8,15 +8,22 @@ from typing import Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["LAZY_COMMANDS", "LazyCommand", "LazyGroup"]
+__all__ = ["LAZY_COMMANDS", "LazyCommand", "LazyGroup", "words_after_dashes"]
+
+_SCRIPT: Final = "rankfold.script"
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and the first line of its help."""
+    """Where a command is, and the first line of its help.
+
+    ``starts_script`` is for a command line with that of another program behind ``--``, and with options of a third one
+    before it: what is not the command's own is left in ``context.args`` and :func:`words_after_dashes`.
+    """
 
     module: str
     function: str
     summary: str
+    starts_script: bool = False
 
     def load(self) -> Any:
         """Import the function."""
@@ -24,6 +31,12 @@ class LazyCommand(NamedTuple):
 
 
 LAZY_COMMANDS: Final = {
+    "run": LazyCommand(
+        "launch.commands.run",
+        "run",
+        "Start a script on all ranks of this node, under torchrun: rankfold run [OPTIONS] -- train.py ARGS",
+        starts_script=True,
+    ),
     "ls": LazyCommand(
         "launch.commands.ls", "list_runs", "List the runs below a folder, the one written last at the end."
     ),
@@ -80,8 +93,20 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the words call, imported now."""
-        if args and args[0] in LAZY_COMMANDS:
-            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            app.command(args[0])(LAZY_COMMANDS[args[0]].load())
-            return args[0], typer.main.get_command(app), args[1:]
-        return super().resolve_command(ctx, args)
+        if not args or args[0] not in LAZY_COMMANDS:
+            return super().resolve_command(ctx, args)
+        name, words = args[0], args[1:]
+        lazy = LAZY_COMMANDS[name]
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        settings = {"ignore_unknown_options": True, "allow_extra_args": True} if lazy.starts_script else None
+        app.command(name, context_settings=settings)(lazy.load())
+        if lazy.starts_script and "--" in words:
+            end = words.index("--")
+            ctx.meta[_SCRIPT] = words[end + 1 :]
+            words = words[:end]
+        return name, typer.main.get_command(app), words
+
+
+def words_after_dashes(context: typer.Context) -> list[str]:
+    """Return the words after ``--`` of a command that starts a script."""
+    return list(context.meta.get(_SCRIPT, ()))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-__all__ = ["EXIT_LATE", "run_supervised"]
+__all__ = ["EXIT_LATE", "GRACE_S", "run_supervised"]
 
 # As timeout(1) says it.
 EXIT_LATE: Final = 124

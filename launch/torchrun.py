@@ -7,11 +7,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.process import run_supervised
+from launch.process import GRACE_S, run_supervised
 
 __all__ = ["JobOutcome", "run_job", "run_script"]
 
@@ -34,16 +34,33 @@ def run_script(script: Path, arguments: Sequence[str], *, num_ranks: int) -> Job
     return run_job(_command(script, arguments, num_ranks))
 
 
-def run_job(command: Sequence[str]) -> JobOutcome:
+def run_job(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = GRACE_S,
+    is_live: bool = False,
+) -> JobOutcome:
     """Run the program that starts the ranks and wait for its end.
 
-    Standard error is held back until the end: where a rank raised a Rankfold error, that error says it all, and the
-    traceback of every rank and of torchrun says nothing more. Otherwise it is passed on whole.
+    Where a rank raised a Rankfold error, that error says it all, and the traceback of every rank and of torchrun says
+    nothing more. So standard error is held back until it is known which of the two there is to show.
+
+    Args:
+        command: the program and its arguments.
+        env: its environment; that of this process with one thread a rank if None.
+        grace_s: see :func:`launch.process.run_supervised`.
+        is_live: pass standard error on as it comes; for scripts that are not ours, and may show progress there.
     """
     with tempfile.TemporaryDirectory(prefix="rankfold-") as folder:
         error_file, stderr_file = Path(folder, "error.json"), Path(folder, "stderr")
+        # One thread a rank unless the user says otherwise: ranks share the cores, and torchrun would warn.
+        environment = {**(env or {"OMP_NUM_THREADS": "1", **os.environ}), "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        if is_live:
+            exit_code = run_supervised(command, env=environment, grace_s=grace_s)
+            return JobOutcome(exit_code, _refusal(error_file) if exit_code else "")
         with stderr_file.open("wb") as stderr:
-            exit_code = run_supervised(command, env=_environment(error_file), stderr=stderr)
+            exit_code = run_supervised(command, env=environment, stderr=stderr, grace_s=grace_s)
         refusal = _refusal(error_file) if exit_code else ""
         if not refusal and exit_code < 128:
             sys.stderr.write(stderr_file.read_text(errors="replace"))
@@ -54,11 +71,6 @@ def _command(script: Path, arguments: Sequence[str], num_ranks: int) -> list[str
     # A local address, because the name of a laptop or container often does not resolve.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
     return [*torchrun, "--nnodes", "1", "--nproc-per-node", str(num_ranks), str(script), *arguments]
-
-
-def _environment(error_file: Path) -> dict[str, str]:
-    """One thread a rank unless the user says otherwise: ranks share the cores, and torchrun would warn."""
-    return {"OMP_NUM_THREADS": "1", **os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file)}
 
 
 def _refusal(error_file: Path) -> str:

@@ -47,7 +47,7 @@ from telemetry.errors import (
 )
 from telemetry.summary.histogram import HistogramDescriptor
 
-__all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_committed_step", "withdraw"]
+__all__ = ["Claim", "begin_run", "continue_run", "is_own_restart", "last_attempt", "last_committed_step", "withdraw"]
 
 
 class Claim(NamedTuple):
@@ -126,10 +126,16 @@ def continue_run(
 
 def is_own_restart(path: Path) -> bool:
     """Tell whether the run in ``path`` is of an earlier attempt of the very job that this process belongs to."""
+    return continues(current_attempt(), last_attempt(path))
+
+
+def last_attempt(path: Path) -> Mapping[str, Any] | None:
+    """Return the attempt that wrote the last segment of the run in ``path``; None if it is not known or not there."""
     with suppress(HistoryError, OSError):
         views = SnapshotReader().segments(path)
-        return bool(views) and continues(current_attempt(), views[-1].record.get("attempt"))
-    return False
+        attempt: Mapping[str, Any] | None = views[-1].record.get("attempt") if views else None
+        return attempt
+    return None
 
 
 def _open_segment(path: Path, document: Mapping[str, Any], way: str, before: Sequence[int] = ()) -> None:

@@ -14,7 +14,8 @@ def launched(monkeypatch):
     """Set what a launcher tells its workers."""
 
     def set_environment(**variables):
-        names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        names = ["SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+        names += ["RANKFOLD_JOB", "RANKFOLD_ATTEMPT", "RANKFOLD_NONCE"]
         for name in names:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
@@ -33,6 +34,7 @@ def attempt(path, *steps, resume_step=None):
 
 FIRST = {"TORCHELASTIC_RUN_ID": "exp", "TORCHELASTIC_RESTART_COUNT": "0"}
 SECOND = {"TORCHELASTIC_RUN_ID": "exp", "TORCHELASTIC_RESTART_COUNT": "1"}
+AGREED = {"RANKFOLD_JOB": "exp", "RANKFOLD_ATTEMPT": "1", "RANKFOLD_NONCE": "aa"}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,17 @@ SECOND = {"TORCHELASTIC_RUN_ID": "exp", "TORCHELASTIC_RESTART_COUNT": "1"}
         ({**FIRST, "TORCHELASTIC_RUN_ID": "none"}, {**SECOND, "TORCHELASTIC_RUN_ID": "none"}),
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}),
         ({"SLURM_JOB_ID": "7", **SECOND}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", **FIRST}),
+        ({**AGREED, **SECOND}, {**AGREED, "RANKFOLD_ATTEMPT": "2", **FIRST}),
+        ({**AGREED, "SLURM_JOB_ID": "7"}, {**AGREED, "SLURM_JOB_ID": "8", "RANKFOLD_ATTEMPT": "2"}),
     ],
-    ids=["torchrun", "torchrun without an id", "requeued", "torchrun within a requeued job"],
+    ids=[
+        "torchrun",
+        "torchrun without an id",
+        "requeued",
+        "torchrun within a requeued job",
+        "on a node whose agent has restarted less",
+        "in another allocation",
+    ],
 )
 def test_a_restart_before_the_first_checkpoint_begins_its_own_run_anew(tmp_path, launched, first, second):
     launched(**first)
