@@ -9,17 +9,26 @@ number of the attempt and a nonce, and hand them to their ranks by environment. 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, MutableMapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from aggregator.history.attempt import ATTEMPT_VARIABLE, JOB_VARIABLE, NONCE_VARIABLE
+from launch.background import Background
 from telemetry.errors import ConfigurationError
 
 __all__ = ["Attempt", "AttemptRendezvous", "agree", "plugin"]
@@ -27,6 +36,10 @@ __all__ = ["Attempt", "AttemptRendezvous", "agree", "plugin"]
 BACKEND: Final = "rankfold"
 _TO_VARIABLE: Final = "RANKFOLD_TO"
 _AGREED: Final = "rankfold/attempt"
+_ANSWER_S: Final = 1.0
+_GOODBYE_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,13 @@ def _decide(told: list[dict[str, Any]], find_last: Callable[[str], int]) -> dict
 
 
 class AttemptRendezvous(RendezvousHandler):
-    """torchrun's rendezvous with the agreement on the attempt behind it. Lives in the agent of each node."""
+    """torchrun's rendezvous with the agreement on the attempt behind it. Lives in the agent of each node.
+
+    While ranks run, the agent asks again and again whether other nodes wait to join, and torchrun's own rendezvous
+    answers when the store does. On a link that is cut that takes its read timeout, a minute, in which the agent sees
+    neither the end of its ranks nor a signal, and then again at its end. So the store is asked on a thread of its own:
+    no answer means that no node waits, and an agent that ends tells the others if it can.
+    """
 
     def __init__(self, inner: Any, environ: MutableMapping[str, str]) -> None:
         """Wrap a handler.
@@ -103,9 +122,18 @@ class AttemptRendezvous(RendezvousHandler):
         """
         self._inner, self._environ = inner, environ
         self._job, self._last = environ.get(JOB_VARIABLE, ""), -1
+        self._background = Background("rankfold-rendezvous")
+        self._asked: Future[int] | None = None
+        self._lost: Exception | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the other nodes and agree with them on the attempt; see the base class."""
+        if self._asked is not None and self._lost is None:
+            self._settle(self._asked)
+        if self._lost is not None:
+            raise RendezvousConnectionError(
+                "the store of the rendezvous was lost; start this node again"
+            ) from self._lost
         info: RendezvousInfo = self._inner.next_rendezvous()
         to = self._environ.get(_TO_VARIABLE, "")
         attempt = agree(
@@ -126,6 +154,37 @@ class AttemptRendezvous(RendezvousHandler):
         """Never: with gloo, the keys that a broken attempt left in a shared store break the next one."""
         return False
 
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait to join, as far as the store has answered; see the base class."""
+        if self._lost is not None:
+            return 0
+        if self._asked is None:
+            self._asked = self._background.submit(self._inner.num_nodes_waiting)
+        if not wait([self._asked], _ANSWER_S).done:
+            return 0
+        return self._settle(self._asked)
+
+    def _settle(self, asked: Future[int]) -> int:
+        """Take the answer of the store; without one it is not asked again, because a late answer confuses the next."""
+        self._asked = None
+        try:
+            return asked.result()
+        except RendezvousError as error:
+            self._lost = error
+            _log.warning(
+                "the store of the rendezvous does not answer; the ranks go on, but no node can join: %s", error
+            )
+            return 0
+
+    def shutdown(self) -> bool:
+        """Tell the other nodes that this one has ended, if they can be reached soon; see the base class."""
+        if self._lost is None:
+            told = self._background.submit(self._inner.shutdown)
+            if wait([told], _GOODBYE_S).done:
+                return bool(told.result())
+        _log.warning("the store of the rendezvous does not answer; other nodes find out for themselves that this ended")
+        return False
+
     def get_backend(self) -> str:
         """Return the name of this rendezvous."""
         return BACKEND
@@ -138,17 +197,9 @@ class AttemptRendezvous(RendezvousHandler):
         """See the base class."""
         self._inner.set_closed()
 
-    def num_nodes_waiting(self) -> int:
-        """See the base class."""
-        return int(self._inner.num_nodes_waiting())
-
     def get_run_id(self) -> str:
         """See the base class."""
         return str(self._inner.get_run_id())
-
-    def shutdown(self) -> bool:
-        """See the base class."""
-        return bool(self._inner.shutdown())
 
 
 def _last_recorded(to: str, job: str) -> int:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from aggregator.history import HistoryWriter
@@ -151,3 +151,56 @@ def test_torchrun_finds_the_rendezvous_under_its_name(monkeypatch):
     assert handler.next_rendezvous().world_size == 1
     assert not handler.is_closed()
     handler.shutdown()
+
+
+class SilentStore(Rounds):
+    """A rendezvous whose store does not answer until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = threading.Event()
+        self.num_asked = 0
+        self.error: Exception | None = None
+
+    def num_nodes_waiting(self) -> int:
+        self.num_asked += 1
+        assert self.answer.wait(30)
+        if self.error is not None:
+            raise self.error
+        return 1
+
+    def shutdown(self) -> bool:
+        assert self.answer.wait(30)
+        return True
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    monkeypatch.setattr("launch.rendezvous._ANSWER_S", 0.05)
+    monkeypatch.setattr("launch.rendezvous._GOODBYE_S", 0.05)
+    store = SilentStore()
+    yield store
+    store.answer.set()
+
+
+def test_a_store_that_does_not_answer_is_asked_once_and_keeps_the_agent_from_nothing(silent):
+    handler = AttemptRendezvous(silent, {})
+    assert [handler.num_nodes_waiting() for _ in range(3)] == [0, 0, 0]
+    assert silent.num_asked == 1
+    assert handler.shutdown() is False
+    silent.answer.set()
+    assert handler._asked is not None
+    handler._asked.result(10)
+    assert handler.num_nodes_waiting() == 1
+
+
+def test_a_store_that_is_lost_is_not_asked_again_and_the_next_attempt_says_so(silent, caplog):
+    silent.error = RendezvousConnectionError("the connection has failed")
+    silent.answer.set()
+    handler = AttemptRendezvous(silent, {})
+    assert [handler.num_nodes_waiting() for _ in range(3)] == [0, 0, 0]
+    assert silent.num_asked == 1
+    assert "no node can join" in caplog.text
+    assert handler.shutdown() is False
+    with pytest.raises(RendezvousConnectionError, match="start this node again"):
+        handler.next_rendezvous()

@@ -63,6 +63,8 @@ def main() -> None:
                     write(args.checkpoint, str(step))
             (args.out / f"at-{rank}").write_text(str(step))
             time.sleep(args.pause)
+            if (args.out / "stop").exists():
+                break
     if rank == 0:
         print(session.report, flush=True)
     failure = session.report.merge.failure
