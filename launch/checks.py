@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -17,13 +17,24 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from aggregator.history.publish import LINK, fitting_way
+from launch.clocks import kernel_clock_error_s
 from telemetry.errors import ConfigurationError, RankfoldError
 from telemetry.layout import ParallelLayout
 
-__all__ = ["Check", "check_imports", "check_layout", "check_storage", "parse_sizes"]
+__all__ = [
+    "Check",
+    "check_clock",
+    "check_imports",
+    "check_layout",
+    "check_ray",
+    "check_storage",
+    "existing_part",
+    "parse_sizes",
+]
 
 OURS: Final = ("telemetry", "aggregator", "launch")
 _DISTRIBUTION: Final = "rankfold"
+_RAY_SINCE: Final = (2, 49)
 _NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "9p", "afs", "glusterfs")
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _NUM_SYNCS: Final = 16
@@ -94,9 +105,7 @@ def check_storage(folder: Path) -> list[Check]:
     Args:
         folder: of the run, or where it will be; the nearest folder that exists is tried.
     """
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = existing_part(folder)
     kind, mount = _file_system(place)
     if not place.is_dir():
         return [Check("storage", "failed", f"{place} is no folder", "name another run directory")]
@@ -123,6 +132,36 @@ def check_storage(folder: Path) -> list[Check]:
         if free > _LITTLE_SPACE_BYTES
         else Check("free space", "warning", f"{free / 1e9:.2f} GB", "make room, or name another run directory"),
     ]
+
+
+def existing_part(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def check_clock() -> Check:
+    """Ask the kernel whether something keeps its clock in time."""
+    error_s = kernel_clock_error_s()
+    if error_s is None:
+        return Check("clock", "ok", "this system does not tell whether it is kept in time")
+    if error_s == float("inf"):
+        remedy = "run chrony, ntpd or systemd-timesyncd; on several nodes the doctor of each compares them: --nnodes"
+        return Check("clock", "warning", "nothing keeps it in time", remedy)
+    return Check("clock", "ok", f"kept in time, off by {error_s * 1e3:.3g} ms at most")
+
+
+def check_ray() -> list[Check]:
+    """Look at an installed Ray; nothing where there is none, because most jobs need none."""
+    try:
+        there = version("ray")
+    except PackageNotFoundError:
+        return []
+    if tuple(int(part) for part in there.split(".")[:2]) < _RAY_SINCE:
+        wanted = ".".join(map(str, _RAY_SINCE))
+        return [Check("ray", "warning", f"{there}, tested since {wanted}", 'pip install -U "ray[train]"')]
+    return [Check("ray", "ok", there)]
 
 
 def _kind_check(kind: str, mount: str) -> Check:

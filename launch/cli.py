@@ -74,14 +74,23 @@ def _doctor(
     folder: Annotated[Path | None, typer.Option(help="Folder of the training script, this one by default.")] = None,
     layout: Annotated[str | None, typer.Option(help="Axes of the job, outermost first: pp=2,dp=2,tp=2.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, envvar="WORLD_SIZE", help="Ranks of the job.")] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Compare this many nodes, with a doctor started on each.")] = 1,
+    node_rank: Annotated[
+        int, typer.Option(min=0, envvar=["SLURM_NODEID", "JOB_COMPLETION_INDEX"], help="Which of them this one is.")
+    ] = 0,
+    rdzv_endpoint: Annotated[str, typer.Option(help="HOST:PORT where they meet, HOST being node 0.")] = "",
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for other nodes.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Say what this installation has, and what would keep a job from its record; exits 3 where something would."""
     from launch.checks import parse_sizes
     from launch.commands.shared import EXIT_FOUND
     from launch.doctor import inspect_installation
+    from launch.nodes import Meeting
 
-    found = inspect_installation(folder, run, parse_sizes(layout) if layout is not None else None, world_size)
+    sizes = parse_sizes(layout) if layout is not None else None
+    meeting = Meeting(node_rank, nnodes, rdzv_endpoint, timeout_s) if nnodes > 1 else None
+    found = inspect_installation(folder, run, sizes, world_size, meeting)
     if as_json:
         typer.echo(json.dumps(found.to_wire()))
     else:
@@ -98,13 +107,17 @@ def _print_installation(found: Installation) -> None:
     typer.echo(f"tensors on the CPU are reduced by {found.backend} (available: {', '.join(found.backends)})")
     for device in found.devices:
         typer.echo(f"tensors on {device} are reduced by aten")
-    typer.echo(f"collectives: {', '.join(found.collectives) or 'none, this torch has no torch.distributed'}")
+    typer.echo(f"collectives: {_collectives(found) or 'none, this torch has no torch.distributed'}")
     for check in found.checks:
         typer.echo(f"{check.state:<8} {check.name}: {check.found}")
         if check.remedy:
             typer.echo(f"         → {check.remedy}")
     for sentence in found.advice:
         typer.echo(f"→ {sentence}")
+
+
+def _collectives(found: Installation) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.collectives.items())
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 import telemetry
-from launch.checks import Check, check_imports, check_layout, check_storage
+from launch.checks import Check, check_clock, check_imports, check_layout, check_ray, check_storage
+from launch.nodes import Meeting, check_nodes
 from telemetry.summary import available_backends, backend_name
 
 __all__ = ["Installation", "inspect_installation"]
@@ -29,8 +31,8 @@ class Installation:
         location: the folder that the packages are imported from.
         backend: what reduces tensors on the CPU; backends: all that work here, the fastest first.
         devices: name of each CUDA device; their tensors are reduced by ATen.
-        collectives: backends of ``torch.distributed`` that this torch has.
-        checks: of imports, storage and layout.
+        collectives: backends of ``torch.distributed`` that this torch has, each with its version.
+        checks: of imports, clock, Ray, storage, layout and the other nodes.
         advice: what to do about the installation itself, one sentence each.
     """
 
@@ -40,7 +42,7 @@ class Installation:
     backend: str
     backends: tuple[str, ...]
     devices: tuple[str, ...]
-    collectives: tuple[str, ...]
+    collectives: dict[str, str]
     checks: tuple[Check, ...]
     advice: tuple[str, ...]
 
@@ -59,6 +61,7 @@ def inspect_installation(
     run_directory: Path | None = None,
     sizes: Mapping[str, int] | None = None,
     world_size: int | None = None,
+    meeting: Meeting | None = None,
 ) -> Installation:
     """Look at this environment; starts nothing, and writes only to try the storage of a run.
 
@@ -66,6 +69,10 @@ def inspect_installation(
         folder: of the training script, the working directory if None.
         run_directory: where a run is to be; its storage is not looked at if None.
         sizes: axes of a layout; world_size: ranks of the job, None if unknown.
+        meeting: where the doctors of all nodes compare them; None for this node alone.
+
+    Raises:
+        ConfigurationError: the meeting cannot be as it was described.
     """
     backends = available_backends()
     advice = []
@@ -74,9 +81,11 @@ def inspect_installation(
             "the C kernel is not built, and tensors on the CPU are reduced many times slower: "
             "install a C compiler, then pip install --force-reinstall --no-deps rankfold"
         )
+    packages = {name: _version(name) for name in ("rankfold", *_PACKAGES)}
+    versions = {**packages, "python": platform.python_version(), "backend": backend_name("cpu")}
     return Installation(
         python=platform.python_version(),
-        packages={name: _version(name) for name in ("rankfold", *_PACKAGES)},
+        packages=packages,
         location=str(Path(telemetry.__file__).resolve().parent.parent),
         backend=backend_name("cpu"),
         backends=backends,
@@ -84,18 +93,27 @@ def inspect_installation(
         collectives=_collectives(),
         checks=(
             *check_imports(folder or Path.cwd()),
+            check_clock(),
+            *check_ray(),
             *(check_storage(run_directory) if run_directory is not None else ()),
             *((check_layout(sizes, world_size),) if sizes is not None else ()),
+            *(check_nodes(meeting, versions, run_directory) if meeting is not None else ()),
         ),
         advice=tuple(advice),
     )
 
 
-def _collectives() -> tuple[str, ...]:
+def _collectives() -> dict[str, str]:
     if not dist.is_available():
-        return ()
-    known = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
-    return tuple(name for name, is_there in known.items() if is_there())
+        return {}
+    versions = {}
+    if dist.is_gloo_available():
+        versions["gloo"] = f"of torch {torch.__version__}"
+    if dist.is_nccl_available():
+        versions["nccl"] = ".".join(map(str, cast(Any, torch.cuda.nccl).version()))
+    if dist.is_mpi_available():
+        versions["mpi"] = f"of torch {torch.__version__}"
+    return versions
 
 
 def _version(package: str) -> str | None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from launch import doctor
@@ -89,3 +90,31 @@ def test_a_layout_has_to_have_as_many_places_as_the_job_has_ranks(words, code, s
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     done, found = checks(*words)
     assert (done, found["layout"]["state"]) == (code, state)
+
+
+def test_collectives_come_with_their_version():
+    found = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert found["collectives"]["gloo"] == f"of torch {torch.__version__}"
+
+
+@pytest.mark.parametrize(("installed", "state"), [("2.60.0", "ok"), ("2.9.3", "warning"), ("1.13.0", "warning")])
+def test_a_ray_that_is_older_than_what_was_tested_is_pointed_out(installed, state, monkeypatch):
+    monkeypatch.setattr("launch.checks.version", lambda _: installed)
+    _, found = checks()
+    assert found["ray"]["state"] == state
+    assert installed in found["ray"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("error_s", "state", "text"),
+    [(0.02, "ok", "20 ms at most"), (float("inf"), "warning", "nothing keeps it in time"), (None, "ok", "not tell")],
+)
+def test_a_clock_that_nothing_keeps_in_time_is_pointed_out(error_s, state, text, monkeypatch):
+    monkeypatch.setattr("launch.checks.kernel_clock_error_s", lambda: error_s)
+    _, found = checks()
+    assert (found["clock"]["state"], text in found["clock"]["found"]) == (state, True)
+
+
+def test_several_nodes_need_a_place_to_meet():
+    shown = CliRunner().invoke(app, ["doctor", "--nnodes", "2"])
+    assert "--rdzv-endpoint" in str(shown.exception)
