@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS ?= dev
+# Processes that run tests side by side, each a whole file at a time; 0 for none beside pytest itself.
+TEST_WORKERS ?= 2
 
 .PHONY: demo test check format setup clean
 
@@ -10,7 +12,7 @@ demo: setup
 	$(BIN)/rankfold demo $(DEMO_ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .
