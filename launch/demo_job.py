@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ def run_demo(options: DemoOptions, console: Console) -> JobOutcome:
     if options.under_ray:
         load_ray()
         workers = ["--workers", str(options.num_ranks)]
-        outcome = run_job([sys.executable, str(RAY_SCRIPT), *options.script_arguments(), *workers])
+        command = [sys.executable, str(RAY_SCRIPT), *options.script_arguments(), *workers]
+        outcome = run_job(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     else:
         outcome = run_script(SCRIPT, options.script_arguments(), num_ranks=options.num_ranks)
     if outcome.exit_code == 0:

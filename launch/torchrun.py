@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.job import plan_job
 from launch.process import GRACE_S, run_supervised
 
 __all__ = ["JobOutcome", "run_job", "run_script"]
@@ -31,7 +32,10 @@ class JobOutcome:
 
 def run_script(script: Path, arguments: Sequence[str], *, num_ranks: int) -> JobOutcome:
     """Run ``script`` on ``num_ranks`` local ranks and wait for its end; see :func:`run_job`."""
-    return run_job(_command(script, arguments, num_ranks))
+    # One thread a rank unless the user says otherwise: so few ranks of so small a model are faster that way.
+    num_threads = None if os.environ.get("OMP_NUM_THREADS") else 1
+    job = plan_job(["--nproc-per-node", str(num_ranks)], [str(script), *arguments], num_threads=num_threads)
+    return run_job(job.command, env=job.environment())
 
 
 def run_job(
@@ -48,14 +52,13 @@ def run_job(
 
     Args:
         command: the program and its arguments.
-        env: its environment; that of this process with one thread a rank if None.
+        env: its environment; that of this process if None.
         grace_s: see :func:`launch.process.run_supervised`.
         is_live: pass standard error on as it comes; for scripts that are not ours, and may show progress there.
     """
     with tempfile.TemporaryDirectory(prefix="rankfold-") as folder:
         error_file, stderr_file = Path(folder, "error.json"), Path(folder, "stderr")
-        # One thread a rank unless the user says otherwise: ranks share the cores, and torchrun would warn.
-        environment = {**(env or {"OMP_NUM_THREADS": "1", **os.environ}), "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        environment = {**(os.environ if env is None else env), "TORCHELASTIC_ERROR_FILE": str(error_file)}
         if is_live:
             exit_code = run_supervised(command, env=environment, grace_s=grace_s)
             return JobOutcome(exit_code, _refusal(error_file) if exit_code else "")
@@ -65,12 +68,6 @@ def run_job(
         if not refusal and exit_code < 128:
             sys.stderr.write(stderr_file.read_text(errors="replace"))
     return JobOutcome(exit_code, refusal)
-
-
-def _command(script: Path, arguments: Sequence[str], num_ranks: int) -> list[str]:
-    # A local address, because the name of a laptop or container often does not resolve.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
-    return [*torchrun, "--nnodes", "1", "--nproc-per-node", str(num_ranks), str(script), *arguments]
 
 
 def _refusal(error_file: Path) -> str:
