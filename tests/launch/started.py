@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ def command(out: Path, *script: str, to: Path | None = None, options: Sequence[s
     return [*guard, *run, "--", SCRIPT, "--out", str(out), *script]
 
 
-def start(words: Sequence[str]) -> subprocess.Popen[str]:
+def start(words: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a job; ``timeout`` passes the signals on that it gets."""
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -52,9 +52,9 @@ def wait_until(is_true: Callable[[], bool], what: str, job: subprocess.Popen[str
 
 
 def told(out: Path) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return (attempt, rank) → the variables that the rank was started with."""
+    """Return (attempt, rank) → what the rank was started with; the attempt is -1 where nobody numbers them."""
     found = {}
     for file in sorted(out.glob("told-*.json")):
-        _, attempt, rank = file.stem.split("-")
+        attempt, _, rank = file.stem.removeprefix("told-").rpartition("-")
         found[int(attempt), int(rank)] = json.loads(file.read_text())
     return found

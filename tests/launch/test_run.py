@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aggregator import open_history
-from tests.launch.started import command, finish, start, step_of, told, wait_until
+from tests.launch.started import RANKFOLD, SCRIPT, command, finish, start, step_of, told, wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -34,6 +34,8 @@ def test_a_rank_that_is_killed_again_and_again_costs_a_segment_each_time_and_no_
     assert {attempt for attempt, _ in environments} == set(range(num_kills + 1))
     assert len({env["RANKFOLD_JOB"] for env in environments.values()}) == 1
     assert len({env["RANKFOLD_NONCE"] for env in environments.values()}) == num_kills + 1
+    # Nothing of the launcher is imported into a rank.
+    assert [env["launch"] for env in environments.values()] == [[]] * len(environments)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
@@ -84,3 +86,24 @@ def test_of_two_jobs_that_want_one_directory_one_runs_and_the_other_is_refused_b
     assert "run_directory_in_use" in refused
     assert str(tmp_path / "run") in refused
     assert steps_and_segments(tmp_path / "run")[0] == list(range(1, 7))
+
+
+def test_a_script_that_torchrun_starts_by_itself_records_as_well(tmp_path):
+    torchrun = str(Path(RANKFOLD).with_name("torchrun"))
+    words = [
+        "timeout",
+        "-k",
+        "5",
+        "150",
+        torchrun,
+        "--standalone",
+        "--local-addr",
+        "localhost",
+        "--nproc-per-node",
+        "2",
+    ]
+    environ = {**os.environ, "RANKFOLD_TO": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"}
+    code, _, errors = finish(start([*words, SCRIPT, "--out", str(tmp_path), "--steps", "3"], environ))
+    assert code == 0, errors[-3000:]
+    assert steps_and_segments(tmp_path / "run")[0] == [1, 2, 3]
+    assert {env["RANKFOLD_ATTEMPT"] for env in told(tmp_path).values()} == {None}

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,8 @@ def main() -> None:
     rank = dist.get_rank()
     attempt = int(os.environ.get("RANKFOLD_ATTEMPT", "-1"))
     names = ("RANKFOLD_TO", "RANKFOLD_JOB", "RANKFOLD_ATTEMPT", "RANKFOLD_NONCE", "OMP_NUM_THREADS")
-    told = {name: os.environ.get(name) for name in names}
+    told: dict[str, object] = {name: os.environ.get(name) for name in names}
+    told["launch"] = [name for name in sys.modules if name.partition(".")[0] == "launch"]
     (args.out / f"told-{attempt}-{rank}.json").write_text(json.dumps(told))
     (args.out / f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
     if args.own_handler:
