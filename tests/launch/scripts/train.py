@@ -56,7 +56,7 @@ def main() -> None:
         for step in range(done + 1, args.steps + 1):
             with session.step(step):
                 parallel(torch.full((2, 4), float(rank + step))).sum().backward()
-            if rank == 1 and attempt < len(kill_at) and kill_at[attempt] == step:
+            if rank == 1 and 0 <= attempt < len(kill_at) and kill_at[attempt] == step:
                 time.sleep(1.0)  # The step is merged elsewhere; it has to leave this process first.
                 os.kill(os.getpid(), signal.SIGKILL)
             if args.checkpoint and not args.alone and step % 2 == 0:
