@@ -14,6 +14,7 @@ __all__ = [
     "AggregatorUnavailableError",
     "AttachTimeoutError",
     "CatalogueConflictError",
+    "ClusterFilesMissingError",
     "ConfigurationError",
     "DtypeUnsupportedError",
     "FieldUnknownError",
@@ -395,3 +396,9 @@ class ReportUnavailableError(RankfoldError, ImportError):
     """A library that draws the report is not installed."""
 
     code = "report_unavailable"
+
+
+class ClusterFilesMissingError(RankfoldError, FileNotFoundError):
+    """The installation lacks the files of ``cluster/``."""
+
+    code = "cluster_files_missing"
