@@ -12,7 +12,7 @@ __all__ = ["cluster_folder"]
 _LAUNCH: Final = Path(__file__).resolve().parent
 _PLACES: Final = (_LAUNCH / "cluster_files", _LAUNCH.parent / "cluster")
 # A folder of this name in site-packages may be somebody else's.
-_OURS: Final = "README.md"
+_OURS: Final = "slurm/train.sbatch.j2"
 
 
 def cluster_folder() -> Path:

@@ -38,6 +38,7 @@ __all__ = [
     "PlacementInvalidError",
     "ProcessGroupMissingError",
     "RankfoldError",
+    "RenderUnavailableError",
     "ReportUnavailableError",
     "RunDirectoryForeignError",
     "RunDirectoryInUseError",
@@ -402,3 +403,9 @@ class ClusterFilesMissingError(RankfoldError, FileNotFoundError):
     """The installation lacks the files of ``cluster/``."""
 
     code = "cluster_files_missing"
+
+
+class RenderUnavailableError(RankfoldError, ImportError):
+    """The library that fills in the templates of cluster jobs is not installed."""
+
+    code = "render_unavailable"

@@ -35,7 +35,7 @@ def test_every_source_file_of_the_tree_is_in_the_wheel(wheel):
 def test_every_file_of_the_cluster_folder_is_in_the_wheel(wheel):
     root = Path(__file__).resolve().parents[2] / "cluster"
     files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    assert files >= {Path("README.md")}
+    assert files >= {Path("README.md"), Path("slurm/train.sbatch.j2")}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {str("launch/cluster_files" / path) for path in files} <= names
     assert not [name for name in names if "__pycache__" in name]
