@@ -6,7 +6,8 @@ One file is copied under the names of all programs. Where one is called, the fol
 - ``calls``: one JSON list a line, ``[program, node, words, variables]``;
 - ``ready-NODE``, as soon as a training that waits can be told to end, and ``told-NODE``, one character a signal.
 
-``DOCTOR`` and ``TRAIN`` say how the commands of rankfold end: with a number, or ``wait`` for SIGTERM and then with 143.
+``DOCTOR`` and ``TRAIN`` say how the commands of rankfold end: with a number, or after SIGTERM with the number behind
+``wait:``. With ``EARLY_NOTICE`` the script is told to end before it has started anything.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def scontrol(words: list[str]) -> int:
     """Name the hosts, or requeue: that ends the script that asks for it, as Slurm does."""
     if words[:2] == ["show", "hostnames"]:
         print((FOLDER / "hosts").read_text())
+        if os.environ.get("EARLY_NOTICE"):
+            os.kill(os.getppid(), signal.SIGTERM)
     elif words[0] == "requeue":
         (FOLDER / "state").write_text("PENDING")
         os.kill(os.getppid(), signal.SIGTERM)
@@ -78,10 +81,13 @@ def squeue(words: list[str]) -> int:
 def rankfold(words: list[str]) -> int:
     """End as the test has said."""
     how = os.environ["DOCTOR" if words[0] == "doctor" else "TRAIN"]
-    return wait_for_signal() if how == "wait" else int(how)
+    kind, _, code = how.rpartition(":")
+    if kind == "wait":
+        wait_for_signal()
+    return int(code)
 
 
-def wait_for_signal() -> int:
+def wait_for_signal() -> None:
     """Wait for SIGTERM, and then a little for a second one."""
     node = os.environ["SLURM_NODEID"]
     told: list[int] = []
@@ -96,7 +102,6 @@ def wait_for_signal() -> int:
     while not told and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
-    return 143
 
 
 def main() -> int:

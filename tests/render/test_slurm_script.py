@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(100)
 class Job:
     """A script under bash, as on the first node of an allocation."""
 
-    def __init__(self, folder, spec, *, doctor="0", train="0", restarts=None, state="RUNNING"):
+    def __init__(self, folder, spec, *, doctor="0", train="0", restarts=None, state="RUNNING", early_notice=""):
         self.folder, self.num_nodes = folder, spec.num_nodes
         install(folder / "bin", *NAMES)
         (folder / "job.sbatch").write_text(render(spec, Target.slurm))
@@ -31,6 +31,7 @@ class Job:
             "FAKES": str(folder),
             "DOCTOR": doctor,
             "TRAIN": train,
+            "EARLY_NOTICE": early_notice,
             "SLURM_JOB_ID": "123",
             "SLURM_JOB_NUM_NODES": str(spec.num_nodes),
             "SLURM_JOB_NODELIST": f"node[0-{spec.num_nodes - 1}]",
@@ -130,7 +131,7 @@ def test_what_the_doctor_finds_ends_the_job_before_the_training(tmp_path):
 
 
 def test_a_notice_reaches_every_node_once_and_ends_in_a_requeue(tmp_path):
-    with Job(tmp_path, make_spec(), train="wait") as job:
+    with Job(tmp_path, make_spec(), train="wait:143") as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         code, printed = job.end()
@@ -140,8 +141,25 @@ def test_a_notice_reaches_every_node_once_and_ends_in_a_requeue(tmp_path):
     assert "requeued, 1 of 10" in printed
 
 
+@pytest.mark.parametrize(("code", "num_requeues"), [(0, 0), (5, 1)])
+def test_what_the_training_does_with_the_notice_decides(tmp_path, code, num_requeues):
+    with Job(tmp_path, make_spec(), train=f"wait:{code}") as job:
+        job.wait_until_ready()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end()[0] == code
+    assert job.num_told() == [1, 1]
+    assert len(job.calls("scontrol", "requeue")) == num_requeues
+
+
+def test_a_notice_before_anything_runs_starts_no_training_and_is_requeued(tmp_path):
+    with Job(tmp_path, make_spec(), doctor="wait:143", early_notice="yes") as job:
+        assert job.end()[0] == 143
+    assert job.calls("rankfold", "run") == []
+    assert len(job.calls("scontrol", "requeue")) == 1
+
+
 def test_a_second_notice_is_not_passed_on_because_rankfold_run_would_stop_waiting(tmp_path):
-    with Job(tmp_path, make_spec(1), train="wait") as job:
+    with Job(tmp_path, make_spec(1), train="wait:143") as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + DEADLINE_S
@@ -154,7 +172,7 @@ def test_a_second_notice_is_not_passed_on_because_rankfold_run_would_stop_waitin
 
 
 def test_tasks_that_slurm_told_without_the_script_are_requeued_as_well(tmp_path):
-    with Job(tmp_path, make_spec(), train="wait") as job:
+    with Job(tmp_path, make_spec(), train="wait:143") as job:
         job.wait_until_ready()
         os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)
         assert job.end()[0] == 143
@@ -163,7 +181,7 @@ def test_tasks_that_slurm_told_without_the_script_are_requeued_as_well(tmp_path)
 
 
 def test_a_job_that_was_cancelled_is_neither_told_twice_nor_requeued(tmp_path):
-    with Job(tmp_path, make_spec(), train="wait") as job:
+    with Job(tmp_path, make_spec(), train="wait:143") as job:
         job.wait_until_ready()
         (tmp_path / "state").write_text("COMPLETING")
         job.process.send_signal(signal.SIGTERM)
@@ -174,7 +192,7 @@ def test_a_job_that_was_cancelled_is_neither_told_twice_nor_requeued(tmp_path):
 
 
 def test_requeues_have_a_bound(tmp_path):
-    with Job(tmp_path, make_spec(max_requeues=4), train="wait", restarts=4) as job:
+    with Job(tmp_path, make_spec(max_requeues=4), train="wait:143", restarts=4) as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         code, printed = job.end()
@@ -193,7 +211,7 @@ def test_the_last_requeue_within_the_bound_is_made(tmp_path):
 
 
 def test_where_the_controller_does_not_answer_the_nodes_are_told_and_nothing_is_requeued(tmp_path):
-    with Job(tmp_path, make_spec(), train="wait", state=None) as job:
+    with Job(tmp_path, make_spec(), train="wait:143", state=None) as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         assert job.end()[0] == 143
@@ -201,8 +219,9 @@ def test_where_the_controller_does_not_answer_the_nodes_are_told_and_nothing_is_
     assert job.calls("scontrol", "requeue") == []
 
 
-def test_a_notice_during_the_doctor_starts_no_training_and_is_requeued(tmp_path):
-    with Job(tmp_path, make_spec(), doctor="wait") as job:
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_notice_during_the_doctor_starts_no_training_and_is_requeued(tmp_path, code):
+    with Job(tmp_path, make_spec(), doctor=f"wait:{code}") as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         assert job.end()[0] == 143
@@ -220,7 +239,7 @@ def test_the_legs_of_an_array_are_one_job_and_the_rest_goes_when_it_is_done(tmp_
 
 
 def test_a_leg_that_is_told_to_end_leaves_the_rest_to_the_next_leg(tmp_path):
-    with Job(tmp_path, make_spec(**SPECS["legs"]), train="wait") as job:
+    with Job(tmp_path, make_spec(**SPECS["legs"]), train="wait:143") as job:
         job.wait_until_ready()
         job.process.send_signal(signal.SIGTERM)
         assert job.end()[0] == 143
