@@ -75,6 +75,11 @@ LAZY_COMMANDS: Final = {
     "report": LazyCommand(
         "launch.commands.report", "report", "Write a report of a run: one HTML file that needs no network."
     ),
+    "render": LazyCommand(
+        "launch.commands.render",
+        "render_target",
+        "Write the file that starts a job on a cluster: Slurm, Kubernetes, KubeRay, or an image for them.",
+    ),
 }
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "AggregatorUnavailableError",
     "AttachTimeoutError",
     "CatalogueConflictError",
+    "ClusterFilesMissingError",
     "ConfigurationError",
     "DtypeUnsupportedError",
     "FieldUnknownError",
@@ -37,6 +38,7 @@ __all__ = [
     "PlacementInvalidError",
     "ProcessGroupMissingError",
     "RankfoldError",
+    "RenderUnavailableError",
     "ReportUnavailableError",
     "RunDirectoryForeignError",
     "RunDirectoryInUseError",
@@ -395,3 +397,15 @@ class ReportUnavailableError(RankfoldError, ImportError):
     """A library that draws the report is not installed."""
 
     code = "report_unavailable"
+
+
+class ClusterFilesMissingError(RankfoldError, FileNotFoundError):
+    """The installation lacks the files of ``cluster/``."""
+
+    code = "cluster_files_missing"
+
+
+class RenderUnavailableError(RankfoldError, ImportError):
+    """The library that fills in the templates of cluster jobs is not installed."""
+
+    code = "render_unavailable"

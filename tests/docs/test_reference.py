@@ -7,6 +7,7 @@ import pytest
 import typer.main
 
 from launch.cli import app
+from launch.lazy import LAZY_COMMANDS
 from telemetry.errors import RankfoldError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -41,6 +42,23 @@ def test_the_page_of_the_command_line_lists_every_option_of_the_demo_with_its_de
     (section,) = re.findall(r"^## `rankfold demo`$(.*?)^## ", page, flags=re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| `(--[\w-]+)` \| `?([\w/]+)`? \|", section, flags=re.MULTILINE)
     assert dict(rows) == {name: str(default) for name, default in options.items()}
+
+
+def test_the_page_of_the_command_line_lists_every_option_of_render_with_its_default():
+    page = (DOCS / "reference/cli.md").read_text()
+    loader = typer.Typer(add_completion=False)
+    loader.command()(LAZY_COMMANDS["render"].load())
+    options = {
+        max(one.opts, key=len): one.default for one in typer.main.get_command(loader).params if one.opts[0][0] == "-"
+    }
+    (section,) = re.findall(r"^## `rankfold render`$(.*?)^## ", page, flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (`--[^|]+)\|([^|]*)\|", section, flags=re.MULTILINE)
+    listed = {name: default.strip() for names, default in rows for name in re.findall(r"--[\w-]+", names)}
+    assert set(listed) == set(options)
+    with_default = {
+        name: f"`{value}`" for name, value in options.items() if isinstance(value, int | str | Path) and value
+    }
+    assert with_default.items() <= listed.items()
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.parent.glob("*.md")) + sorted(DOCS.rglob("*.md")), ids=lambda p: p.name)

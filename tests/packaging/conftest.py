@@ -20,6 +20,7 @@ BUILD_INPUTS = (
     "telemetry",
     "aggregator",
     "launch",
+    "cluster",
 )
 
 

@@ -5,6 +5,10 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
+from launch.cluster_folder import cluster_folder
+from telemetry.errors import ClusterFilesMissingError
 from tests.packaging.environments import run
 
 PACKAGES = ("telemetry", "aggregator", "launch")
@@ -26,6 +30,31 @@ def test_every_source_file_of_the_tree_is_in_the_wheel(wheel):
     page = {str(path.relative_to(root)) for path in (root / "aggregator/report/page").iterdir()}
     assert len(page) == 3
     assert ours | page <= names
+
+
+def test_every_file_of_the_cluster_folder_is_in_the_wheel(wheel):
+    root = Path(__file__).resolve().parents[2] / "cluster"
+    files = {path.relative_to(root) for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert files >= {Path("README.md"), Path("slurm/train.sbatch.j2")}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {str("launch/cluster_files" / path) for path in files} <= names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_an_installed_wheel_finds_its_cluster_folder_and_a_checkout_its_own(wheel_python, tmp_path):
+    program = "from launch.cluster_folder import cluster_folder; print(cluster_folder())"
+    installed = Path(run(wheel_python, "-c", program, cwd=tmp_path).strip())
+    assert installed.is_relative_to(wheel_python.parent.parent)
+    assert (installed / "README.md").is_file()
+    assert cluster_folder() == Path(__file__).resolve().parents[2] / "cluster"
+
+
+def test_an_installation_without_the_cluster_folder_says_so(monkeypatch, tmp_path):
+    places = (tmp_path / "launch/cluster_files", tmp_path / "cluster")
+    places[1].mkdir()
+    monkeypatch.setattr("launch.cluster_folder._PLACES", places)
+    with pytest.raises(ClusterFilesMissingError, match="pip install"):
+        cluster_folder()
 
 
 def test_an_installed_wheel_answers_as_a_command_and_offers_its_aggregator(wheel_python, tmp_path):
