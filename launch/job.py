@@ -84,7 +84,8 @@ def plan_job(
     torchrun = Path(sysconfig.get_path("scripts"), "torchrun")
     start = [str(torchrun)] if torchrun.exists() else [sys.executable, "-m", "torch.distributed.run"]
     words = [word for word in options if word != "--standalone"]
-    return Job((*start, *_rendezvous(given), *words, *script), changes)
+    # Behind the user's, of which c10d is one that ours is, too: the last one counts.
+    return Job((*start, *words, *_rendezvous(given, job), *script), changes)
 
 
 class _Given:
@@ -114,11 +115,11 @@ class _Given:
         return f"PET_{name.strip('-').replace('-', '_').upper()}"
 
 
-def _rendezvous(given: _Given) -> list[str]:
+def _rendezvous(given: _Given, job: str) -> list[str]:
     """Return the options of the rendezvous that are left out."""
     if given.value("--rdzv-backend") not in ("", _BACKEND, "c10d"):
         return []
-    words = ["--rdzv-backend", _BACKEND] if "--rdzv-backend" not in given else []
+    words = ["--rdzv-backend", _BACKEND]
     several = given.value("--nnodes") not in ("", "1", "1:1") and "--standalone" not in given
     if not several:
         # An address of this machine, because the name of a laptop or container often does not resolve.
@@ -134,7 +135,7 @@ def _rendezvous(given: _Given) -> list[str]:
                 "give the same --rdzv-endpoint HOST:PORT on every node, HOST being one of them",
             )
         words += ["--rdzv-endpoint", f"{address}:{given.value('--master-port') or 29500}"]
-    return words
+    return words + (["--rdzv-id", job] if job and "--rdzv-id" not in given else [])
 
 
 def _require_script(given: _Given, script: Sequence[str]) -> None:

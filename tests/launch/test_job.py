@@ -56,7 +56,7 @@ def test_what_comes_after_the_script_is_left_alone(script):
 )
 def test_several_nodes_meet_where_the_user_says_in_any_spelling(options, environ, endpoint, script):
     job = plan_job(options, [script], environ=environ)
-    own = list(job.command)[1 : len(job.command) - len(options) - 1]
+    own = list(job.command)[1 + len(options) : -1]
     expected = ["--rdzv-backend", "rankfold"] + (["--rdzv-endpoint", endpoint] if endpoint else [])
     assert own == expected
 
@@ -64,6 +64,19 @@ def test_several_nodes_meet_where_the_user_says_in_any_spelling(options, environ
 def test_several_nodes_without_a_place_to_meet_are_refused(script):
     with pytest.raises(ConfigurationError, match="no place where they meet"):
         plan_job(["--nnodes", "2"], [script], environ={})
+
+
+def test_several_nodes_of_a_named_job_do_not_meet_those_of_another(script):
+    options = ["--nnodes", "2", "--rdzv-endpoint", "a:1"]
+    assert options_of(plan_job(options, [script], job="exp1", environ={}))["--rdzv-id"] == "exp1"
+    assert "--rdzv-id" not in options_of(plan_job([*options, "--rdzv-id=x"], [script], job="exp1", environ={}))
+
+
+@pytest.mark.parametrize("environ", [{"PET_RDZV_BACKEND": "c10d"}, {}])
+def test_torchruns_own_rendezvous_becomes_ours_which_does_the_same_and_more(environ, script):
+    options = [] if environ else ["--rdzv-backend", "c10d"]
+    words = list(plan_job(options, [script], environ=environ).command)
+    assert words[len(words) - 1 - words[::-1].index("--rdzv-backend") + 1] == "rankfold"
 
 
 @pytest.mark.parametrize("backend", ["static", "etcd-v2"])
@@ -81,7 +94,8 @@ def test_a_script_that_is_not_there_is_refused_before_anything_starts(words, nam
 
 
 def test_a_module_needs_no_file():
-    assert list(plan_job(["-m"], ["package.train"], environ={}).command)[-2:] == ["-m", "package.train"]
+    words = list(plan_job(["-m"], ["package.train"], environ={}).command)
+    assert (words[1], words[-1]) == ("-m", "package.train")
 
 
 @pytest.mark.parametrize(
@@ -114,4 +128,5 @@ def test_a_dry_run_prints_what_a_shell_could_run_and_starts_nothing(script):
     assert shown.exit_code == 0
     assert "export RANKFOLD_TO='runs/a b'" in shown.stdout
     assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in shown.stdout
-    assert shown.stdout.splitlines()[-1].endswith(f"--nproc-per-node 2 {script} --name 'it'\"'\"'s'")
+    assert " --nproc-per-node 2 --rdzv-backend rankfold " in shown.stdout.splitlines()[-1]
+    assert shown.stdout.splitlines()[-1].endswith(f" {script} --name 'it'\"'\"'s'")

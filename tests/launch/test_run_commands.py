@@ -413,7 +413,7 @@ def test_help_of_every_command_says_what_it_does(capsys):
 
 
 def test_the_summary_of_a_command_is_the_first_line_of_its_help():
-    assert {*LAZY_COMMANDS} == {"ls", "run", "status", *COMMANDS}
+    assert {*LAZY_COMMANDS} == {"ls", "render", "run", "status", *COMMANDS}
     for command in LAZY_COMMANDS.values():
         assert (command.load().__doc__ or "").splitlines()[0] == command.summary
 

@@ -73,7 +73,6 @@ def common_options(spec):
         "--grace-s": str(spec.grace_s),
         "--nnodes": str(spec.num_nodes),
         "--nproc-per-node": str(spec.num_ranks_per_node),
-        "--rdzv-backend": "c10d",
         "--max-restarts": str(spec.max_restarts),
     }
 

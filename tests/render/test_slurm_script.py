@@ -85,7 +85,8 @@ def test_every_node_runs_the_doctor_and_then_rankfold_run_with_the_words_of_the_
     doctors, runs = job.calls("rankfold", "doctor"), job.calls("rankfold", "run")
     assert [int(node) for node, _, _ in doctors] == [int(node) for node, _, _ in runs] == list(range(num_nodes))
     for _, words, _ in doctors:
-        assert words == ["doctor", "--run", spec.to, "--folder", "src dir"]
+        meeting = ["--nnodes", str(num_nodes), "--rdzv-endpoint", f"node0:{spec.port}"]
+        assert words == ["doctor", "--run", spec.to, "--folder", "src dir", *meeting]
     for _, words, variables in runs:
         end = words.index("--")
         assert words[end + 1 :] == list(spec.command)
@@ -95,7 +96,6 @@ def test_every_node_runs_the_doctor_and_then_rankfold_run_with_the_words_of_the_
             "--grace-s": "60",
             "--nnodes": str(num_nodes),
             "--nproc-per-node": "8",
-            "--rdzv-backend": "c10d",
             "--rdzv-endpoint": "node0:29400",
             "--max-restarts": "3",
         }
