@@ -12,15 +12,20 @@ __all__ = ["LAZY_COMMANDS", "LazyCommand", "LazyGroup"]
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and the first line of its help."""
+    """Where a command is, or the app of a group of commands, and the first line of its help."""
 
     module: str
     function: str
     summary: str
 
-    def load(self) -> Any:
-        """Import the function."""
-        return getattr(import_module(self.module), self.function)
+    def load(self, name: str) -> Any:
+        """Import it, and return the command of this name."""
+        found = getattr(import_module(self.module), self.function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(name)(found)
+        return typer.main.get_command(app)
 
 
 LAZY_COMMANDS: Final = {
@@ -62,6 +67,7 @@ LAZY_COMMANDS: Final = {
     "report": LazyCommand(
         "launch.commands.report", "report", "Write a report of a run: one HTML file that needs no network."
     ),
+    "gate": LazyCommand("launch.commands.gate", "gate", "List, run and report the acceptance gates of a cluster."),
 }
 
 
@@ -81,7 +87,5 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the words call, imported now."""
         if args and args[0] in LAZY_COMMANDS:
-            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            app.command(args[0])(LAZY_COMMANDS[args[0]].load())
-            return args[0], typer.main.get_command(app), args[1:]
+            return args[0], LAZY_COMMANDS[args[0]].load(args[0]), args[1:]
         return super().resolve_command(ctx, args)

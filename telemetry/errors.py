@@ -54,6 +54,8 @@ __all__ = [
     "SketchDescriptorError",
     "SketchDescriptorMismatchError",
     "StepOrderError",
+    "VerdictExistsError",
+    "VerdictMalformedError",
     "WriterFencedError",
 ]
 
@@ -395,3 +397,15 @@ class ReportUnavailableError(RankfoldError, ImportError):
     """A library that draws the report is not installed."""
 
     code = "report_unavailable"
+
+
+class VerdictExistsError(ConfigurationError):
+    """The folder for the verdicts of acceptance gates holds results of one of them."""
+
+    code = "gate_verdict_exists"
+
+
+class VerdictMalformedError(ConfigurationError):
+    """A file in a folder of verdicts is not a verdict on an acceptance gate."""
+
+    code = "gate_verdict_malformed"
