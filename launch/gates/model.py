@@ -1,0 +1,81 @@
+"""The model that gates train: a decoder small enough for a laptop, with every kind of site that a real one has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+__all__ = ["VOCABULARY", "Attention", "Block", "SmallDecoder", "loss_of", "make_tokens"]
+
+VOCABULARY = 48
+_HEAD_WIDTH = 4
+
+
+class Attention(nn.Module):
+    """Causal self-attention; as many heads as its projections have width for, so that it may be split over ranks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, time, width]`` to the same shape."""
+        query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.mix(mixed.transpose(1, 2).flatten(2))
+
+    @staticmethod
+    def _heads(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, _HEAD_WIDTH)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Attention and a two-layer MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.attention = Attention(width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.up, self.act, self.down = nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, time, width]`` to the same shape."""
+        x = x + self.attention(self.norm_attention(x))
+        return x + self.down(self.act(self.up(self.norm_mlp(x))))
+
+
+class SmallDecoder(nn.Module):
+    """Embedding, blocks, norm and head; float32, the same weights for the same seed on every rank."""
+
+    def __init__(self, num_blocks: int = 2, num_heads: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        width = num_heads * _HEAD_WIDTH
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map int64 ``[batch, time]`` to logits ``[batch, time, VOCABULARY]``."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_tokens(step: int, rank: int, num_sequences: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, int64 ``[num_sequences, length]``, the same for the same step and rank."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens = torch.randint(VOCABULARY, (num_sequences, length + 1), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> Tensor:
+    """Return the mean cross entropy of a batch from :func:`make_tokens`."""
+    inputs, targets = (part.to(device) for part in batch)
+    loss: Tensor = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    return loss
