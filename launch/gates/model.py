@@ -50,7 +50,14 @@ class Block(nn.Module):
 class SmallDecoder(nn.Module):
     """Embedding, blocks, norm and head; float32, the same weights for the same seed on every rank."""
 
-    def __init__(self, num_blocks: int = 2, num_heads: int = 4, seed: int = 0) -> None:
+    def __init__(self, num_blocks: int = 2, num_heads: int = 4, seed: int = 0, *, has_scale: bool = False) -> None:
+        """Make the weights.
+
+        Args:
+            num_blocks, num_heads: sizes; the width is four a head.
+            seed: of the weights.
+            has_scale: whether the logits have a factor of one element, which no two ranks can share out.
+        """
         super().__init__()
         torch.manual_seed(seed)
         width = num_heads * _HEAD_WIDTH
@@ -58,13 +65,15 @@ class SmallDecoder(nn.Module):
         self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.scale = nn.Parameter(torch.ones(1)) if has_scale else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map int64 ``[batch, time]`` to logits ``[batch, time, VOCABULARY]``."""
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits = self.head(self.norm(x))
+        return logits if self.scale is None else logits * self.scale
 
 
 def make_tokens(step: int, rank: int, num_sequences: int, length: int) -> tuple[Tensor, Tensor]:
