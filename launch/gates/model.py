@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 __all__ = ["VOCABULARY", "Attention", "Block", "SmallDecoder", "loss_of", "make_tokens"]
 
 VOCABULARY = 48
-_HEAD_WIDTH = 4
 
 
 class Attention(nn.Module):
     """Causal self-attention; as many heads as its projections have width for, so that it may be split over ranks."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, head_width: int) -> None:
         super().__init__()
+        self.head_width = head_width
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.mix = nn.Linear(width, width)
 
@@ -26,18 +26,17 @@ class Attention(nn.Module):
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.mix(mixed.transpose(1, 2).flatten(2))
 
-    @staticmethod
-    def _heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, _HEAD_WIDTH)).transpose(1, 2)
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
 
 class Block(nn.Module):
     """Attention and a two-layer MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, head_width: int) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width)
-        self.attention = Attention(width)
+        self.attention = Attention(width, head_width)
         self.norm_mlp = nn.LayerNorm(width)
         self.up, self.act, self.down = nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
 
@@ -48,21 +47,22 @@ class Block(nn.Module):
 
 
 class SmallDecoder(nn.Module):
-    """Embedding, blocks, norm and head; float32, the same weights for the same seed on every rank."""
+    """Embedding, blocks, norm and head; float32, the same weights on every rank."""
 
-    def __init__(self, num_blocks: int = 2, num_heads: int = 4, seed: int = 0, *, has_scale: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int = 2, num_heads: int = 4, *, head_width: int = 4, has_scale: bool = False
+    ) -> None:
         """Make the weights.
 
         Args:
-            num_blocks, num_heads: sizes; the width is four a head.
-            seed: of the weights.
+            num_blocks, num_heads, head_width: sizes.
             has_scale: whether the logits have a factor of one element, which no two ranks can share out.
         """
         super().__init__()
-        torch.manual_seed(seed)
-        width = num_heads * _HEAD_WIDTH
+        torch.manual_seed(0)
+        width = num_heads * head_width
         self.embed = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(Block(width, head_width) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.scale = nn.Parameter(torch.ones(1)) if has_scale else None
