@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from telemetry.summary import TensorSummary, summarize
 
-__all__ = ["GatheredReference", "Key", "gather_parts", "take_first"]
+__all__ = ["GatheredReference", "Join", "Key", "Reference", "gather_parts", "take_first"]
 
 Key = tuple[int, str, str]
 """Step, kind and site."""
@@ -45,7 +45,23 @@ def take_first(part: Tensor) -> Tensor:
     return part.detach().contiguous().view(-1)
 
 
-class GatheredReference:
+class Reference:
+    """Summaries of whole tensors, made on rank zero.
+
+    Attributes:
+        summaries: of all tensors so far; empty on other ranks.
+    """
+
+    def __init__(self) -> None:
+        self.summaries: dict[Key, TensorSummary] = {}
+
+    def add(self, key: Key, whole: Tensor) -> None:
+        """Summarise all elements of an observation, on any device."""
+        if dist.get_rank() == 0:
+            self.summaries[key] = summarize(whole.detach().cpu().double(), histogram=True)
+
+
+class GatheredReference(Reference):
     """Collects what one process would have seen. Every rank makes one, and calls every method in the same order."""
 
     def __init__(self, model: nn.Module, joins: Mapping[str, Join] | None = None) -> None:
@@ -56,12 +72,12 @@ class GatheredReference:
             joins: how the parts of a module's output come together, by name of the module; of modules that are not
                 named, the parts of all ranks are gathered.
         """
+        super().__init__()
         self._model = model
         self._joins = dict(joins or {})
         self._seen: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         self._handles: list[RemovableHandle] = []
         self._before: dict[str, Tensor] = {}
-        self.summaries: dict[Key, TensorSummary] = {}
 
     def begin_step(self) -> None:
         """Hook the modules; called before the first forward of a step."""
@@ -88,17 +104,13 @@ class GatheredReference:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        found: dict[tuple[str, str], Tensor] = {}
         for kind, name in sorted(self._seen):
             join = self._joins.get(name, gather_parts) if kind.startswith("activation") else take_first
-            found[kind, name] = torch.cat([join(_local(part)) for part in self._seen[kind, name]])
+            self.add((step, kind, name), torch.cat([join(_local(part)) for part in self._seen[kind, name]]))
         for name, parameter in self._model.named_parameters():
             after = whole(parameter)
-            found["parameter", name] = after
-            found["update", name] = after.double() - self._before[name].double()
-        if dist.get_rank() == 0:
-            for (kind, name), tensor in found.items():
-                self.summaries[step, kind, name] = summarize(tensor.cpu().double(), histogram=True)
+            self.add((step, "parameter", name), after)
+            self.add((step, "update", name), after.double() - self._before[name].double())
         self._seen.clear()
 
 

@@ -52,10 +52,11 @@ def test_passed_failed_and_not_run_each_have_a_verdict_with_a_reason_and_3_is_th
     write_gate(cluster, "fails", 'return {"number": 7, "cost": 0.5}')
     write_gate(cluster, "raises", 'raise OSError("the disk is gone")')
     write_gate(cluster, "cannot", 'raise NotRunError("no scheduler")')
+    write_gate(cluster, "lacks", PASSING, modules={"not_there": "pip install it"})
     out = tmp_path / "out"
     code, text, _ = gate(capsys, "run", "--out", out)
     assert code == 3
-    assert "1 passed (1 in rehearsal, which says nothing about this cluster), 2 failed, 1 not run" in text
+    assert "1 passed (1 in rehearsal, which says nothing about this cluster), 2 failed, 2 not run" in text
     code, text, _ = gate(capsys, "report", out, "--json")
     verdicts = {row["gate"]: row for row in json.loads(text)}
     assert code == 3
@@ -64,10 +65,12 @@ def test_passed_failed_and_not_run_each_have_a_verdict_with_a_reason_and_3_is_th
         "fails": ("failed", "cluster"),
         "raises": ("failed", "cluster"),
         "cannot": ("not_run", "cluster"),
+        "lacks": ("not_run", "cluster"),
     }
     assert verdicts["fails"]["reason"] == "number is 7, has to be at most 5 s"
     assert verdicts["raises"]["reason"] == "OSError: the disk is gone"
     assert verdicts["cannot"]["reason"] == "no scheduler"
+    assert verdicts["lacks"]["reason"] == "not_there is not installed: pip install it"
     assert verdicts["passes"]["notes"] == {"kept": "as a note"}
     assert verdicts["passes"]["proves"] == "that it is small here"
     code, text, _ = gate(capsys, "report", out)
