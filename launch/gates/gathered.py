@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from telemetry.summary import TensorSummary, summarize
 
-__all__ = ["GatheredReference", "Join", "Key", "Reference", "gather_parts", "take_first"]
+__all__ = ["GatheredReference", "Join", "Key", "Reference", "gather_parts", "take_first", "whole"]
 
 Key = tuple[int, str, str]
 """Step, kind and site."""

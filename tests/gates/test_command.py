@@ -11,7 +11,9 @@ import time
 import pytest
 
 from launch import cli
-from launch.gates import discover
+from launch.gates import Trial, discover, trial
+from launch.gates.stopping import Stopped
+from launch.gates.trial import RanksFailedError
 from tests.gates.gate_files import write_endless, write_gate
 
 PASSING = 'return {"number": 4, "cost": 0.5, "kept": "as a note"}'
@@ -149,6 +151,27 @@ def test_a_folder_without_verdicts_is_refused(tmp_path, capsys):
     assert (code, "holds no verdicts" in err) == (1, True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_run_with_its_number_and_keeps_the_verdicts_until_then(cluster, tmp_path, capsys, number):
+    write_gate(cluster, "a-passes", PASSING)
+    write_gate(cluster, "b-stopped", f"import os; os.kill(os.getpid(), {int(number)}); " + PASSING)
+    write_gate(cluster, "c-passes", PASSING)
+    code, _, err = gate(capsys, "run", "--out", tmp_path / "out")
+    assert code == 128 + number
+    assert f"stopped by {number.name}; the verdicts until then are in" in err
+    assert [path.name for path in (tmp_path / "out").glob("*.json")] == ["a-passes.json"]
+
+
+def test_ranks_that_a_signal_has_ended_stop_the_run_and_have_not_failed(tmp_path, monkeypatch):
+    ended = 128 + signal.SIGTERM
+    monkeypatch.setattr(trial, "run_supervised", lambda *args, **options: ended)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        Trial(file=tmp_path / "gate.py", out=tmp_path, is_rehearsal=True, num_ranks=2).run_ranks()
+    ended = 1
+    with pytest.raises(RanksFailedError, match="the ranks ended with 1"):
+        Trial(file=tmp_path / "gate.py", out=tmp_path, is_rehearsal=True, num_ranks=2).run_ranks()
+
+
 STARTED = """
 import sys
 from pathlib import Path
@@ -159,7 +182,8 @@ sys.exit(cli.run(["gate", "run", "--out", sys.argv[2]]))
 """
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_ranks_and_keeps_the_verdicts_until_then(tmp_path, number):
     write_gate(tmp_path, "a-passes", PASSING)
     write_endless(tmp_path, "b-endless")
