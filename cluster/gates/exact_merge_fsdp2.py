@@ -12,8 +12,9 @@ from torch.distributed.fsdp import fully_shard
 
 from launch.gates import Gate, Needs, Trial
 from launch.gates.comparison import EXACTNESS
-from launch.gates.exactness import run_on_ranks, start_ranks, train_and_compare
+from launch.gates.exactness import train_and_compare
 from launch.gates.model import SmallDecoder
+from launch.gates.ranks import run_on_ranks, start_ranks
 
 GATE = Gate(
     name="exact-merge-fsdp2",

@@ -22,9 +22,10 @@ from torch.distributed.tensor.parallel import (
 import telemetry
 from launch.gates import Gate, Needs, Trial
 from launch.gates.comparison import EXACTNESS
-from launch.gates.exactness import run_on_ranks, start_ranks, train_and_compare
+from launch.gates.exactness import train_and_compare
 from launch.gates.gathered import gather_parts
 from launch.gates.model import SmallDecoder
+from launch.gates.ranks import run_on_ranks, start_ranks
 
 GATE = Gate(
     name="exact-merge-tp",

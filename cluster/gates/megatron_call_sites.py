@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 import telemetry
 from launch.gates import Gate, Needs, Trial
 from launch.gates.comparison import EXACTNESS, compare_record
-from launch.gates.exactness import run_on_ranks, start_ranks
 from launch.gates.gathered import Reference, gather_parts, take_first
 from launch.gates.model import VOCABULARY, make_tokens
+from launch.gates.ranks import run_on_ranks, start_ranks
 from telemetry.integrations import megatron
 
 GATE = Gate(

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telemetry
 from launch.gates import Gate, Limit, Needs, NotRunError, Trial
-from launch.gates.exactness import run_on_ranks, start_ranks
 from launch.gates.model import SmallDecoder, loss_of, make_tokens
+from launch.gates.ranks import run_on_ranks, start_ranks, values_of_ranks
 
 GATE = Gate(
     name="memory",
@@ -107,7 +107,7 @@ def measure(device: torch.device, to: Path) -> dict[str, object]:
         job.train(between)
         last = job.window()
     growth = {name: last[name] - first[name] for name in first}
-    ranks = of_ranks(
+    ranks = values_of_ranks(
         [growth["resident"], growth.get("allocated", 0.0), growth.get("reserved", 0.0), off_cadence], device
     )
     resident, allocated, reserved, beyond = ([row[index] for row in ranks] for index in range(4))
@@ -142,14 +142,6 @@ def resident_bytes() -> int:
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def of_ranks(values: list[float], device: torch.device) -> list[list[float]]:
-    """Return the values of every rank."""
-    mine = torch.tensor(values, dtype=torch.float64, device=device)
-    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_of_them, mine)
-    return [[float(value) for value in row.tolist()] for row in all_of_them]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telemetry
 from launch.gates import Gate, Limit, Needs, Trial
-from launch.gates.exactness import run_on_ranks, start_ranks
 from launch.gates.model import SmallDecoder, loss_of, make_tokens
+from launch.gates.ranks import run_on_ranks, start_ranks
 
 GATE = Gate(
     name="overhead",

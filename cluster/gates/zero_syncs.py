@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telemetry
 from launch.gates import Gate, Limit, Needs, Trial
-from launch.gates.exactness import run_on_ranks, start_ranks
 from launch.gates.model import SmallDecoder, loss_of, make_tokens
+from launch.gates.ranks import run_on_ranks, start_ranks, values_of_ranks
 from launch.gates.waits import beyond, count_waits
 
 GATE = Gate(
@@ -60,7 +60,8 @@ def measure(device: torch.device, to: Path) -> dict[str, object]:
         for n in BLOCKS
         for word in ("off cadence", "on cadence")
     }
-    most = dict(zip(extra, highest_of_ranks(list(extra.values()), device), strict=True))
+    highest = [max(values) for values in zip(*values_of_ranks(list(extra.values()), device), strict=True)]
+    most = dict(zip(extra, map(int, highest), strict=True))
     few, many = BLOCKS
     return {
         "host waits off cadence": max(most[f"off cadence, {n} blocks"] for n in BLOCKS),
@@ -96,13 +97,6 @@ def waits_of(device: torch.device, num_blocks: int, every: int | None, to: Path 
     if session:
         session.close()
     return Counter({sort: min(waits[sort] for waits in found) for sort in found[0]})
-
-
-def highest_of_ranks(values: list[int], device: torch.device) -> list[int]:
-    """Return the largest of each value over the ranks."""
-    highest = torch.tensor(values, dtype=torch.int64, device=device)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return [int(value) for value in highest.tolist()]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,25 +14,11 @@ import telemetry
 from launch.gates.comparison import compare_record
 from launch.gates.gathered import GatheredReference, Join
 from launch.gates.model import loss_of, make_tokens
-from launch.gates.trial import Trial
-from launch.gates.worker import join_job, write_result
 
-__all__ = ["run_on_ranks", "start_ranks", "train_and_compare"]
+__all__ = ["train_and_compare"]
 
 _STEPS: Final = 3
 _MICRO_BATCHES: Final = 2
-
-
-def start_ranks(trial: Trial) -> Mapping[str, object]:
-    """Start the ranks of an exactness gate and return its comparison."""
-    return trial.run_ranks(["--out", str(trial.out / "run"), "--backend", trial.backend])
-
-
-def run_on_ranks(measure: Callable[[torch.device, Path], Mapping[str, object]]) -> None:
-    """Be a rank that :func:`start_ranks` has started: measure, and hand the result back."""
-    options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    write_result(measure(join_job(options["--backend"]), Path(options["--out"])))
-    dist.destroy_process_group()
 
 
 def train_and_compare(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.gates.stopping import STOPPING, Stopped
-from launch.process import run_supervised
+from launch.process import EXIT_LATE, run_supervised
 
 __all__ = ["RanksFailedError", "Trial"]
 
@@ -121,7 +121,8 @@ class Trial:
         if code - 128 in STOPPING:
             raise Stopped(code - 128)
         if code != 0:
-            raise RanksFailedError(f"the ranks ended with {code}, see {log}: {_tail(log)}")
+            how = "were still running at the deadline" if code == EXIT_LATE else f"ended with {code}"
+            raise RanksFailedError(f"the ranks {how}, see {log}: {_tail(log)}")
         try:
             return dict(json.loads(self._result(name)))
         except (OSError, ValueError) as error:
