@@ -14,7 +14,7 @@ _SCRIPT: Final = "rankfold.script"
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and the first line of its help.
+    """Where a command is, or the app of a group of commands, and the first line of its help.
 
     ``starts_script`` is for a command line with that of another program behind ``--``, and with options of a third one
     before it: what is not the command's own is left in ``context.args`` and :func:`words_after_dashes`.
@@ -25,9 +25,15 @@ class LazyCommand(NamedTuple):
     summary: str
     starts_script: bool = False
 
-    def load(self) -> Any:
-        """Import the function."""
-        return getattr(import_module(self.module), self.function)
+    def load(self, name: str) -> Any:
+        """Import it, and return the command of this name."""
+        found = getattr(import_module(self.module), self.function)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        settings = {"ignore_unknown_options": True, "allow_extra_args": True} if self.starts_script else None
+        app.command(name, context_settings=settings)(found)
+        return typer.main.get_command(app)
 
 
 LAZY_COMMANDS: Final = {
@@ -80,6 +86,7 @@ LAZY_COMMANDS: Final = {
         "render_target",
         "Write the file that starts a job on a cluster: Slurm, Kubernetes, KubeRay, or an image for them.",
     ),
+    "gate": LazyCommand("launch.commands.gate", "gate", "List, run and report the acceptance gates of a cluster."),
 }
 
 
@@ -102,14 +109,11 @@ class LazyGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         name, words = args[0], args[1:]
         lazy = LAZY_COMMANDS[name]
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        settings = {"ignore_unknown_options": True, "allow_extra_args": True} if lazy.starts_script else None
-        app.command(name, context_settings=settings)(lazy.load())
         if lazy.starts_script and "--" in words:
             end = words.index("--")
             ctx.meta[_SCRIPT] = words[end + 1 :]
             words = words[:end]
-        return name, typer.main.get_command(app), words
+        return name, lazy.load(name), words
 
 
 def words_after_dashes(context: typer.Context) -> list[str]:

@@ -56,6 +56,8 @@ __all__ = [
     "SketchDescriptorError",
     "SketchDescriptorMismatchError",
     "StepOrderError",
+    "VerdictExistsError",
+    "VerdictMalformedError",
     "WriterFencedError",
 ]
 
@@ -409,3 +411,15 @@ class RenderUnavailableError(RankfoldError, ImportError):
     """The library that fills in the templates of cluster jobs is not installed."""
 
     code = "render_unavailable"
+
+
+class VerdictExistsError(ConfigurationError):
+    """The folder for the verdicts of acceptance gates holds results of one of them."""
+
+    code = "gate_verdict_exists"
+
+
+class VerdictMalformedError(ConfigurationError):
+    """A file in a folder of verdicts is not a verdict on an acceptance gate."""
+
+    code = "gate_verdict_malformed"

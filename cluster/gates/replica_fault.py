@@ -52,7 +52,7 @@ def train(to: Path, backend: str) -> None:
             with session.step(step):
                 model(torch.ones(2, 16, device=device)).sum().backward()
             if step == FLIPPED_AFTER and rank == world_size - 1:
-                flip_lowest_bit(model[1].weight)
+                flip_lowest_bit(model.get_parameter(SITE))
     if rank == 0:
         write_result(count(to, world_size - 1))
     dist.destroy_process_group()

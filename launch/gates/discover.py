@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from launch.gates.spec import Gate
 from launch.gates.trial import Trial
 from telemetry.errors import ConfigurationError
 
-__all__ = ["GateFile", "find_gates", "gate_named"]
+__all__ = ["GateFile", "find_gates", "gates_named"]
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,18 @@ def find_gates(folder: Path | None = None) -> list[GateFile]:
     return [_load(file) for file in files]
 
 
-def gate_named(name: str) -> GateFile:
-    """Return one gate.
+def gates_named(names: Sequence[str]) -> list[GateFile]:
+    """Return the gates of these names, each once; ``all`` means all of them.
 
     Raises:
-        ConfigurationError: there is none of this name.
+        ConfigurationError: there is none of one of the names.
     """
     gates = {found.gate.name: found for found in find_gates()}
-    if name not in gates:
-        raise ConfigurationError(f"there is no gate {name!r}", remedy=f"name one of {', '.join(gates)}")
-    return gates[name]
+    wanted = dict.fromkeys(one for name in names for one in (gates if name == "all" else [name]))
+    for name in wanted:
+        if name not in gates:
+            raise ConfigurationError(f"there is no gate {name!r}", remedy=f"name one of {', '.join(gates)}, or all")
+    return [gates[name] for name in wanted]
 
 
 def _load(file: Path) -> GateFile:

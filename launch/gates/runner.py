@@ -16,13 +16,14 @@ from typing import Any, Final
 import torch
 
 from launch.gates.discover import GateFile
+from launch.gates.results import verdict_file
 from launch.gates.spec import Gate, NotRunError
 from launch.gates.trial import Trial
 from launch.gates.verdict import Verdict, judge
 
-__all__ = ["RunOptions", "run_gate"]
+__all__ = ["RunOptions", "lacking", "missing_modules", "run_gate"]
 
-_RANKS_IN_REHEARSAL: Final = 2
+_RANKS_ON_CPU: Final = 2
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class RunOptions:
 def run_gate(found: GateFile, options: RunOptions) -> Verdict:
     """Carry out one gate and write ``OUT/NAME.json`` on the first node; call from the main thread.
 
-    Whatever the gate raises but Ctrl-C becomes its verdict.
+    Whatever the gate raises becomes its verdict, but for a signal, after which there is none.
     """
     gate = found.gate
     folder = options.out / gate.name
     folder.mkdir(parents=True, exist_ok=True)
-    unmet = _unmet(gate, options)
+    unmet = lacking(gate, options.num_nodes)
     is_rehearsal = options.rehearse or bool(unmet)
     started, began = datetime.now(timezone.utc), time.monotonic()
     blank = Verdict(
@@ -65,7 +66,7 @@ def run_gate(found: GateFile, options: RunOptions) -> Verdict:
         machine=_machine(options),
         started_at=started.isoformat(timespec="seconds"),
     )
-    missing = _missing_modules(gate)
+    missing = missing_modules(gate)
     if missing or (unmet and not options.may_rehearse):
         verdict = replace(blank, reason=missing or unmet)
     else:
@@ -73,7 +74,7 @@ def run_gate(found: GateFile, options: RunOptions) -> Verdict:
             file=found.file,
             out=folder,
             is_rehearsal=is_rehearsal,
-            num_ranks=options.num_ranks or (_RANKS_IN_REHEARSAL if is_rehearsal else torch.cuda.device_count()),
+            num_ranks=options.num_ranks or (0 if is_rehearsal else torch.cuda.device_count()) or _RANKS_ON_CPU,
             num_nodes=options.num_nodes,
             node_rank=options.node_rank,
             endpoint=options.endpoint,
@@ -82,7 +83,7 @@ def run_gate(found: GateFile, options: RunOptions) -> Verdict:
         verdict = _carry_out(found, trial, blank)
     verdict = replace(verdict, duration_s=round(time.monotonic() - began, 3))
     if options.node_rank == 0:
-        verdict.write(options.out / f"{gate.name}.json")
+        verdict.write(verdict_file(options.out, gate.name))
     return verdict
 
 
@@ -100,17 +101,18 @@ def _carry_out(found: GateFile, trial: Trial, blank: Verdict) -> Verdict:
     return replace(blank, verdict=state, reason=reason, measured=rows, notes=notes)
 
 
-def _unmet(gate: Gate, options: RunOptions) -> str:
-    """Say what is missing to prove the point, "" if nothing is."""
+def lacking(gate: Gate, num_nodes: int = 1) -> str:
+    """Say what this machine lacks to prove the gate's point, so that it could be rehearsed only; "" if nothing."""
     num_gpus = torch.cuda.device_count()
     if num_gpus < gate.needs.gpus_per_node:
         return f"this node has {num_gpus} GPUs, the gate needs {gate.needs.gpus_per_node}"
-    if options.num_nodes < gate.needs.num_nodes:
-        return f"the job has {options.num_nodes} nodes, the gate needs {gate.needs.num_nodes}"
+    if num_nodes < gate.needs.num_nodes:
+        return f"the job has {num_nodes} nodes, the gate needs {gate.needs.num_nodes}"
     return ""
 
 
-def _missing_modules(gate: Gate) -> str:
+def missing_modules(gate: Gate) -> str:
+    """Say which module is not installed and how to install it, so that the gate cannot be run at all; "" if none."""
     for module, remedy in gate.needs.modules.items():
         try:
             is_there = importlib.util.find_spec(module) is not None

@@ -10,13 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from launch.process import run_supervised
+from launch.gates.stopping import STOPPING, Stopped
+from launch.process import EXIT_LATE, run_supervised
 
 __all__ = ["RanksFailedError", "Trial"]
 
-RESULT_VARIABLE = "RANKFOLD_GATE_RESULT"
+RESULT_VARIABLE: Final = "RANKFOLD_GATE_RESULT"
+# An NFS client may go on believing for a minute that a file is not there.
+_SHOWN_WITHIN_S: Final = 70.0
+_POLL_S: Final = 0.2
 
 
 class RanksFailedError(Exception):
@@ -55,14 +59,24 @@ class Trial:
         """Seconds until the deadline, at least one."""
         return max(1.0, self.deadline - time.monotonic())
 
-    def command(self, arguments: Sequence[str], num_ranks: int | None = None) -> list[str]:
-        """Return the command that starts the ranks of this node with the gate's own file as their script."""
+    def command(self, arguments: Sequence[str], num_ranks: int | None = None, name: str = "ranks") -> list[str]:
+        """Return the command that starts the ranks of this node with the gate's own file as their script.
+
+        ``name`` is of this run; nodes meet by it.
+        """
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.num_nodes)]
         words += ["--nproc-per-node", str(num_ranks or self.num_ranks)]
         if self.num_nodes == 1:
             words += ["--standalone", "--local-addr", "localhost"]
         else:
-            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", self.file.stem]
+            words += [
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                self.endpoint,
+                "--rdzv-id",
+                f"{self.file.stem}-{name}",
+            ]
             words += ["--node-rank", str(self.node_rank)]
         return [*words, str(self.file), *arguments]
 
@@ -82,7 +96,7 @@ class Trial:
         name: str = "ranks",
         num_ranks: int | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         """Run the gate's file on all ranks to their end and return what rank zero wrote with ``write_result``.
 
         Args:
@@ -93,22 +107,33 @@ class Trial:
 
         Raises:
             RanksFailedError: they ended with an error, late, or without a result.
+            Stopped: a signal came.
         """
-        log = self.out / f"{name}.log"
+        log = self.out / (f"{name}.log" if self.node_rank == 0 else f"{name}.node{self.node_rank}.log")
         with log.open("wb") as output:
             code = run_supervised(
-                self.command(arguments, num_ranks),
+                self.command(arguments, num_ranks, name),
                 env={**self.environment(name), **(env or {})},
                 stdout=output,
                 stderr=output,
                 limit_s=self.remaining_s,
             )
+        if code - 128 in STOPPING:
+            raise Stopped(code - 128)
         if code != 0:
-            raise RanksFailedError(f"the ranks ended with {code}, see {log}: {_tail(log)}")
+            how = "were still running at the deadline" if code == EXIT_LATE else f"ended with {code}"
+            raise RanksFailedError(f"the ranks {how}, see {log}: {_tail(log)}")
         try:
-            return json.loads(self.result_file(name).read_text())
+            return dict(json.loads(self._result(name)))
         except (OSError, ValueError) as error:
             raise RanksFailedError(f"the ranks left no result, see {log}: {_tail(log)}") from error
+
+    def _result(self, name: str) -> str:
+        """Read what rank zero wrote, which a file system that nodes share may show late on another node."""
+        until = time.monotonic() + (_SHOWN_WITHIN_S if self.node_rank else 0.0)
+        while not self.result_file(name).exists() and time.monotonic() < min(until, self.deadline):
+            time.sleep(_POLL_S)
+        return self.result_file(name).read_text()
 
 
 def _tail(log: Path) -> str:

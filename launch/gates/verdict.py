@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aggregator.strict_json import without_nonfinite
 from launch.gates.spec import Gate
 
-__all__ = ["Measurement", "Verdict", "judge"]
+__all__ = ["Measurement", "State", "Verdict", "judge"]
 
 State = Literal["passed", "failed", "not_run"]
 
@@ -20,7 +21,7 @@ class Measurement:
     """One measured quantity beside its limit.
 
     Attributes:
-        value: None where the gate did not measure it, which fails.
+        value: None where the gate did not measure it, which fails; in the file also where it is not finite.
         is_judged: whether it counts here; some limits say nothing in a rehearsal.
         holds: whether the value is within the limit.
     """
@@ -58,9 +59,9 @@ class Verdict:
     duration_s: float = 0.0
 
     def write(self, path: Path) -> None:
-        """Write the verdict as one JSON file, whole or not at all."""
+        """Write the verdict as one strict JSON file, whole or not at all; a value that is not finite becomes null."""
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        draft.write_text(json.dumps(without_nonfinite(asdict(self)), indent=2) + "\n")
         draft.replace(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ def join_job(backend: str, timeout_s: float = 60.0) -> torch.device:
     return device
 
 
-def write_result(measured: Any) -> None:
-    """Write what was measured, JSON-serialisable; rank zero's counts, other ranks' calls do nothing."""
+def write_result(measured: Mapping[str, Any]) -> None:
+    """Write what was measured, by name and JSON-serialisable; rank zero's counts, other ranks' calls do nothing."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     target = Path(os.environ[RESULT_VARIABLE])
