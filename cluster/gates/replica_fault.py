@@ -38,7 +38,8 @@ SITE, STEPS, FLIPPED_AFTER = "1.weight", 4, 2
 
 def run(trial: Trial) -> Mapping[str, object]:
     """Start the ranks and count what the record says of them."""
-    return trial.run_ranks(["--out", str(trial.out / "run"), "--backend", trial.backend])
+    measured: dict[str, object] = trial.run_ranks(["--out", str(trial.out / "run"), "--backend", trial.backend])
+    return measured
 
 
 def train(to: Path, backend: str) -> None:
@@ -46,13 +47,14 @@ def train(to: Path, backend: str) -> None:
     device = join_job(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4)).to(device)
+    flipped = nn.Linear(32, 4)
+    model = nn.Sequential(nn.Linear(16, 32), flipped).to(device)
     with telemetry.watch(model, to=to, signals=("parameters",), every=1) as session:
         for step in range(1, STEPS + 1):
             with session.step(step):
                 model(torch.ones(2, 16, device=device)).sum().backward()
             if step == FLIPPED_AFTER and rank == world_size - 1:
-                flip_lowest_bit(model[1].weight)
+                flip_lowest_bit(flipped.weight)
     if rank == 0:
         write_result(count(to, world_size - 1))
     dist.destroy_process_group()
