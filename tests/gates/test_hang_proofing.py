@@ -77,6 +77,7 @@ def test_a_record_that_lacks_steps_or_the_name_fails_it(tmp_path, changes, reaso
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
