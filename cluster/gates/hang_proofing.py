@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import telemetry
 from aggregator import open_history
 from aggregator.history import verify
 from launch.gates import Gate, Limit, Needs, Trial
+from launch.gates.loops import gather, longest_pause, tell
 from launch.gates.worker import join_job, write_result
 
 GATE = Gate(
@@ -78,18 +77,11 @@ def train(out: Path, backend: str) -> None:
         folder.mkdir(exist_ok=True)
         tell(folder, rank, loop(folder, device, victim))
         if rank == 0:
-            told = gather(folder, world_size)
+            told = gather(folder, world_size, END_S)
             stops.append({**judge_ranks(told, victim), **read_record(folder / "run", victim)})
         dist.barrier()
     write_result(stops)
     dist.destroy_process_group()
-
-
-def tell(folder: Path, rank: int, what: Mapping[str, Any]) -> None:
-    """Hand what happened on this rank to rank zero."""
-    draft = folder / f"draft-{rank}"
-    draft.write_text(json.dumps(what))
-    draft.replace(folder / f"rank-{rank}.json")
 
 
 def loop(folder: Path, device: torch.device, victim: int) -> dict[str, Any]:
@@ -133,21 +125,6 @@ def stop_until_continued(folder: Path) -> float:
     return stopped_at
 
 
-def gather(folder: Path, world_size: int) -> dict[int, Any]:
-    """Return what each rank told.
-
-    Raises:
-        TimeoutError: some did not in time.
-    """
-    files = {rank: folder / f"rank-{rank}.json" for rank in range(world_size)}
-    ends_at = time.monotonic() + END_S
-    while time.monotonic() < ends_at and not all(file.exists() for file in files.values()):
-        time.sleep(0.1)
-    if silent := [rank for rank, file in files.items() if not file.exists()]:
-        raise TimeoutError(f"ranks {silent} did not come to the end of their loop")
-    return {rank: json.loads(file.read_text()) for rank, file in files.items()}
-
-
 def judge_ranks(told: Mapping[int, Any], victim: int) -> dict[str, Any]:
     """Return the measured quantities of the loops."""
     others = [one for rank, one in told.items() if rank != victim]
@@ -164,11 +141,6 @@ def judge_ranks(told: Mapping[int, Any], victim: int) -> dict[str, Any]:
         "longest close of another rank": max(one["close_s"] for one in others),
         "what another rank said": others[0]["failure"],
     }
-
-
-def longest_pause(ends: Sequence[float]) -> float:
-    """Return the longest time between two steps, after the first two, which set things up."""
-    return max(after - before for before, after in pairwise(ends[2:]))
 
 
 def read_record(run: Path, victim: int) -> dict[str, Any]:

@@ -55,8 +55,14 @@ class Trial:
         """Seconds until the deadline, at least one."""
         return max(1.0, self.deadline - time.monotonic())
 
-    def command(self, arguments: Sequence[str], num_ranks: int | None = None) -> list[str]:
-        """Return the command that starts the ranks of this node with the gate's own file as their script."""
+    def command(self, arguments: Sequence[str], num_ranks: int | None = None, options: Sequence[str] = ()) -> list[str]:
+        """Return the command that starts the ranks of this node with the gate's own file as their script.
+
+        Args:
+            arguments: for the script.
+            num_ranks: on this node, ``self.num_ranks`` if None.
+            options: further ones of torchrun.
+        """
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.num_nodes)]
         words += ["--nproc-per-node", str(num_ranks or self.num_ranks)]
         if self.num_nodes == 1:
@@ -64,7 +70,7 @@ class Trial:
         else:
             words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", self.file.stem]
             words += ["--node-rank", str(self.node_rank)]
-        return [*words, str(self.file), *arguments]
+        return [*words, *options, str(self.file), *arguments]
 
     def environment(self, name: str = "ranks") -> dict[str, str]:
         """Return the environment of the ranks: no setting of the user's shell may change what is measured."""
@@ -82,6 +88,7 @@ class Trial:
         name: str = "ranks",
         num_ranks: int | None = None,
         env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> Any:
         """Run the gate's file on all ranks to their end and return what rank zero wrote with ``write_result``.
 
@@ -90,6 +97,7 @@ class Trial:
             name: of this run, for its files; a gate may start several.
             num_ranks: on this node, ``self.num_ranks`` if None.
             env: added to the environment.
+            options: further ones of torchrun.
 
         Raises:
             RanksFailedError: they ended with an error, late, or without a result.
@@ -97,7 +105,7 @@ class Trial:
         log = self.out / f"{name}.log"
         with log.open("wb") as output:
             code = run_supervised(
-                self.command(arguments, num_ranks),
+                self.command(arguments, num_ranks, options),
                 env={**self.environment(name), **(env or {})},
                 stdout=output,
                 stderr=output,
@@ -105,6 +113,15 @@ class Trial:
             )
         if code != 0:
             raise RanksFailedError(f"the ranks ended with {code}, see {log}: {_tail(log)}")
+        return self.result(name)
+
+    def result(self, name: str = "ranks") -> Any:
+        """Return what rank zero of a run wrote.
+
+        Raises:
+            RanksFailedError: it left no result.
+        """
+        log = self.out / f"{name}.log"
         try:
             return json.loads(self.result_file(name).read_text())
         except (OSError, ValueError) as error:
