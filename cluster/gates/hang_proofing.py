@@ -86,6 +86,7 @@ def train(out: Path, backend: str) -> None:
 
 def loop(folder: Path, device: torch.device, victim: int) -> dict[str, Any]:
     """Train until telemetry has given up and a little longer; return when what happened."""
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)).to(device)
     session = telemetry.watch(
         model, to=folder / "run", signals=("parameters", "gradients"), every=1, deadlines=DEADLINES

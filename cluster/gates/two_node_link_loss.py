@@ -39,6 +39,8 @@ GATE = Gate(
     limits=(
         Limit("ranks that gave up in the short loss", "equal to", 0),
         Limit("steps before the final loss that are not in the record with all ranks", "equal to", 0),
+        # Else nothing was lost: the first step that is logged in between has to wait for what is left of it.
+        Limit("longest merge in the short loss", "at least", 4, "s"),
         Limit("ranks that did not give up after the final loss", "equal to", 0),
         Limit("ranks that named nobody on the other side", "equal to", 0),
         Limit("longest time until a rank gave up", "at most", 45, "s"),
@@ -92,6 +94,7 @@ def train(out: Path, cut: str, mend: str) -> None:
     # What is cut carries packets of telemetry, which are merged in host memory, wherever the model is.
     join_job("gloo")
     link = Link(cut, mend)
+    torch.manual_seed(0)
     session = telemetry.watch(
         model := nn.Linear(8, 8), to=out / "run", signals=("parameters",), every=EVERY, deadlines=DEADLINES
     )
@@ -182,10 +185,12 @@ def read_record(run: Path, told: Mapping[int, Any], cut_at: float) -> dict[str, 
     made = min(sum(end < cut_at - 1.5 for end in one["ends"]) for one in told.values())
     beyond = {rank for rank, one in told.items() if one["node"] != 0}
     last = coverage[max(coverage)]
+    waits = [row["merge_s"] for row in open_history(run).steps().to_pylist() if row["step"] <= made]
     return {
         "steps before the final loss that are not in the record with all ranks": sum(
             step not in coverage or bool(coverage[step]["missing_ranks"]) for step in range(EVERY, made + 1, EVERY)
         ),
+        "longest merge in the short loss": max(waits, default=None),
         "ranks beyond the link that the record does not name": len(beyond - set(last["missing_ranks"])),
         "damaged ranges of the record": verify(run).num_rows,
         "steps in the record": sorted(coverage),
