@@ -56,7 +56,8 @@ def run(trial: Trial) -> Mapping[str, object]:
     """Start the ranks and return the worse of both stops."""
     # More than one other rank, where ranks need no GPU of their own.
     num_ranks = max(3, trial.num_ranks) if trial.is_rehearsal else trial.num_ranks
-    stops = trial.run_ranks(["--out", str(trial.out), "--backend", trial.backend], num_ranks=num_ranks)
+    words = ["--out", str(trial.out), "--backend", trial.backend]
+    stops = trial.run_ranks(words, num_ranks=num_ranks)["stops"]
     fewest = "fewest steps another rank made after the stop"
     worst = {limit.name: max((stop[limit.name] for stop in stops), key=as_bad) for limit in GATE.limits}
     return {**worst, fewest: min(stop[fewest] for stop in stops), "stops": stops}
@@ -80,7 +81,7 @@ def train(out: Path, backend: str) -> None:
             told = gather(folder, world_size, END_S)
             stops.append({**judge_ranks(told, victim), **read_record(folder / "run", victim)})
         dist.barrier()
-    write_result(stops)
+    write_result({"stops": stops})
     dist.destroy_process_group()
 
 

@@ -53,14 +53,13 @@ def train(to: Path, backend: str) -> None:
     device = join_job(backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    flipped = nn.Linear(32, 4)
-    model = nn.Sequential(nn.Linear(16, 32), flipped).to(device)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4)).to(device)
     with telemetry.watch(model, to=to, signals=("parameters",), every=1) as session:
         for step in range(1, STEPS + 1):
             with session.step(step):
                 model(torch.ones(2, 16, device=device)).sum().backward()
             if step == FLIPPED_AFTER and rank == world_size - 1:
-                flip_lowest_bit(flipped.weight)
+                flip_lowest_bit(model.get_parameter(SITE))
     if rank == 0:
         write_result(count(to, world_size - 1))
     dist.destroy_process_group()

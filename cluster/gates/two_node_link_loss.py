@@ -77,7 +77,7 @@ def rehearse(trial: Trial) -> Mapping[str, object]:
         agents = []
         for node_rank, host in enumerate((pair.first, pair.second)):
             node = replace(trial, num_nodes=2, node_rank=node_rank, endpoint=f"{pair.first.name}:29400")
-            command = node.command([str(trial.out), pair.cut_command, pair.mend_command], 2, PATIENT_AGENTS)
+            command = node.command([str(trial.out), pair.cut_command, pair.mend_command], 2, options=PATIENT_AGENTS)
             agents.append(host.start(command, env=node.environment(), stdout=log, stderr=log))
         try:
             codes = [agent.wait(trial.remaining_s) for agent in agents]

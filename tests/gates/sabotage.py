@@ -9,11 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launch.gates.discover import GateFile, find_gates, gate_named
+from launch.gates.discover import GateFile, find_gates
 from launch.gates.runner import RunOptions, run_gate
 from launch.gates.verdict import judge
 
-__all__ = ["measured_on_ranks", "reason_of", "rehearsed", "sabotaged"]
+__all__ = ["gate_named", "measured_on_ranks", "reason_of", "rehearsed", "sabotaged"]
+
+
+def gate_named(name: str) -> GateFile:
+    """Return a gate of this installation."""
+    return next(found for found in find_gates() if found.gate.name == name)
 
 
 def sabotaged(name: str, folder: Path, old: str, new: str) -> GateFile:

@@ -6,9 +6,8 @@ import torch
 from aggregator.catalogue import Catalogue
 from aggregator.history import HistoryWriter
 from aggregator.testing.packets import make_packet, make_site, make_step
-from launch.gates.discover import gate_named
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
-from tests.gates.sabotage import rehearsed, sabotaged
+from tests.gates.sabotage import gate_named, rehearsed, sabotaged
 
 GATE = gate_named("ray-failover").run.__globals__
 COUNTS_DIFFER = "counts that differ from those of the ranks"

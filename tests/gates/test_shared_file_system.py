@@ -7,10 +7,9 @@ import pytest
 from aggregator.catalogue import Catalogue
 from aggregator.history import HistoryWriter
 from aggregator.testing.packets import make_step
-from launch.gates.discover import gate_named
 from launch.gates.known_run import Seen, commit_known, examine, known_packet
 from telemetry.summary import DEFAULT_DESCRIPTOR
-from tests.gates.sabotage import rehearsed, sabotaged
+from tests.gates.sabotage import gate_named, rehearsed, sabotaged
 
 GATE = gate_named("shared-file-system").run.__globals__
 

@@ -10,10 +10,9 @@ from aggregator.catalogue import Catalogue
 from aggregator.history import HistoryWriter
 from aggregator.testing.packets import make_packet, make_site, make_step
 from launch.gates import NotRunError, Trial
-from launch.gates.discover import gate_named
 from telemetry.packet import StepFacts
 from telemetry.summary import DEFAULT_DESCRIPTOR, summarize
-from tests.gates.sabotage import reason_of, rehearsed, sabotaged
+from tests.gates.sabotage import gate_named, reason_of, rehearsed, sabotaged
 
 NAME, CUT_AT = "two-node-link-loss", 24.0
 GATE = gate_named(NAME).run.__globals__
