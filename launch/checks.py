@@ -30,6 +30,7 @@ __all__ = [
     "check_storage",
     "existing_part",
     "parse_sizes",
+    "sync_seconds",
 ]
 
 OURS: Final = ("telemetry", "aggregator", "launch")
@@ -111,7 +112,7 @@ def check_storage(folder: Path) -> list[Check]:
         return [Check("storage", "failed", f"{place} is no folder", "name another run directory")]
     try:
         with TemporaryDirectory(prefix=".rankfold-doctor-", dir=place) as scratch:
-            way, sync_s = fitting_way(Path(scratch)), _sync_seconds(Path(scratch))
+            way, sync_s = fitting_way(Path(scratch)), sync_seconds(Path(scratch))
     except (OSError, RankfoldError) as error:
         return [Check("storage", "failed", f"{place} cannot be written: {error}", "name another run directory")]
     free = shutil.disk_usage(place).free
@@ -186,7 +187,8 @@ def _file_system(place: Path) -> tuple[str, str]:
     return kind, mount
 
 
-def _sync_seconds(folder: Path) -> float:
+def sync_seconds(folder: Path) -> float:
+    """Return what it takes to make a small new file in a folder durable, median of a few; leaves them there."""
     durations = []
     for i in range(_NUM_SYNCS):
         started = time.perf_counter()

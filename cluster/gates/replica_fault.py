@@ -14,15 +14,15 @@ from torch import nn
 
 import telemetry
 from aggregator import open_history
-from launch.gates import Gate, Limit, Needs, Trial
+from launch.gates import Gate, Limit, Needs, NotRunError, Trial
 from launch.gates.worker import join_job, write_result
 
 GATE = Gate(
     name="replica-fault",
     purpose="one flipped bit in one replica of a weight is named by site, axis and rank, and nothing else is",
     procedure=(
-        "All ranks hold the same small model. After the second of four steps the last rank flips the lowest bit of one "
-        "element of one weight. The record is read afterwards."
+        "At least three ranks hold the same small model. After the second of four steps the last rank flips the "
+        "lowest bit of one element of one weight. The record is read afterwards."
     ),
     needs=Needs(gpus_per_node=2),
     limits=(
@@ -34,11 +34,18 @@ GATE = Gate(
     deadline_s=120.0,
 )
 SITE, STEPS, FLIPPED_AFTER = "1.weight", 4, 2
+# So that the others are a majority.
+LEAST_RANKS = 3
 
 
 def run(trial: Trial) -> Mapping[str, object]:
     """Start the ranks and count what the record says of them."""
-    return trial.run_ranks(["--out", str(trial.out / "run"), "--backend", trial.backend])
+    num_ranks = max(LEAST_RANKS, trial.num_ranks) if trial.is_rehearsal else trial.num_ranks
+    if trial.num_nodes * num_ranks < LEAST_RANKS:
+        raise NotRunError(f"which of two replicas is wrong nobody can tell: the gate needs {LEAST_RANKS} ranks")
+    arguments = ["--out", str(trial.out / "run"), "--backend", trial.backend]
+    measured: dict[str, object] = trial.run_ranks(arguments, num_ranks=num_ranks)
+    return measured
 
 
 def train(to: Path, backend: str) -> None:

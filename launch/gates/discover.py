@@ -20,7 +20,7 @@ __all__ = ["GateFile", "find_gates", "gates_named"]
 class GateFile:
     """A gate, its file, and the function that carries it out and returns measured values by the names of its limits.
 
-    Values under other names are kept in the verdict as notes.
+    A value that is None was not measured. Values under other names are kept in the verdict as notes.
     """
 
     gate: Gate

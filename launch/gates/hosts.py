@@ -83,13 +83,23 @@ class TwoHosts:
     second: Host
     router: str
 
+    @property
+    def cut_command(self) -> str:
+        """For a shell of root, on this machine or on one of the hosts."""
+        return f"ip netns exec {self.router} sh -c 'echo 0 > {_FORWARDING}'"
+
+    @property
+    def mend_command(self) -> str:
+        """As ``cut_command``."""
+        return self.cut_command.replace("echo 0", "echo 1")
+
     def cut(self) -> None:
         """Drop whatever comes over the link from now on, both ways and in silence."""
-        _inside(self.router, "sh", "-c", f"echo 0 > {_FORWARDING}")
+        _call("sh", "-c", self.cut_command)
 
     def mend(self) -> None:
         """Forward again."""
-        _inside(self.router, "sh", "-c", f"echo 1 > {_FORWARDING}")
+        _call("sh", "-c", self.mend_command)
 
 
 @contextmanager
@@ -169,11 +179,11 @@ def _pids(namespace: str) -> list[int]:
     return [int(word) for word in listing.stdout.split()]
 
 
-def _inside(namespace: str, *command: str) -> None:
-    _ip("netns", "exec", namespace, *command)
-
-
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=_CALL_S)
+    _call("ip", *words)
+
+
+def _call(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_CALL_S)
     if done.returncode != 0:
-        raise NotRunError(f"`ip {' '.join(words)}` was refused: {done.stderr.strip()}")
+        raise NotRunError(f"`{' '.join(words)}` was refused: {done.stderr.strip()}")

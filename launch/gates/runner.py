@@ -95,7 +95,8 @@ def _carry_out(found: GateFile, trial: Trial, blank: Verdict) -> Verdict:
     except Exception as error:
         return replace(blank, verdict="failed", reason=f"{type(error).__name__}: {error}")
     names = {limit.name for limit in found.gate.limits}
-    measured = {name: float(values[name]) for name in names & values.keys()}  # type: ignore[arg-type]
+    there = {name for name in names & values.keys() if values[name] is not None}
+    measured = {name: float(values[name]) for name in there}  # type: ignore[arg-type]
     notes: Mapping[str, Any] = {name: value for name, value in values.items() if name not in names}
     state, reason, rows = judge(found.gate, measured, is_rehearsal=trial.is_rehearsal)
     return replace(blank, verdict=state, reason=reason, measured=rows, notes=notes)

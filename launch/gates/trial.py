@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch.gates.stopping import STOPPING, Stopped
+from launch.job import plan_job
 from launch.process import EXIT_LATE, run_supervised
 
 __all__ = ["RanksFailedError", "Trial"]
@@ -59,26 +59,26 @@ class Trial:
         """Seconds until the deadline, at least one."""
         return max(1.0, self.deadline - time.monotonic())
 
-    def command(self, arguments: Sequence[str], num_ranks: int | None = None, name: str = "ranks") -> list[str]:
+    def command(
+        self,
+        arguments: Sequence[str],
+        num_ranks: int | None = None,
+        name: str = "ranks",
+        options: Sequence[str] = (),
+    ) -> list[str]:
         """Return the command that starts the ranks of this node with the gate's own file as their script.
 
-        ``name`` is of this run; nodes meet by it.
+        Args:
+            arguments: for the script.
+            num_ranks: on this node, ``self.num_ranks`` if None.
+            name: of this run; nodes meet by it.
+            options: further ones of torchrun.
         """
-        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self.num_nodes)]
-        words += ["--nproc-per-node", str(num_ranks or self.num_ranks)]
-        if self.num_nodes == 1:
-            words += ["--standalone", "--local-addr", "localhost"]
-        else:
-            words += [
-                "--rdzv-backend",
-                "c10d",
-                "--rdzv-endpoint",
-                self.endpoint,
-                "--rdzv-id",
-                f"{self.file.stem}-{name}",
-            ]
-            words += ["--node-rank", str(self.node_rank)]
-        return [*words, str(self.file), *arguments]
+        words = ["--nproc-per-node", str(num_ranks or self.num_ranks)]
+        if self.num_nodes > 1:
+            words += ["--nnodes", str(self.num_nodes), "--rdzv-endpoint", self.endpoint]
+            words += ["--rdzv-id", f"{self.file.stem}-{name}"]
+        return list(plan_job([*words, *options], [str(self.file), *arguments], num_threads=1, environ={}).command)
 
     def environment(self, name: str = "ranks") -> dict[str, str]:
         """Return the environment of the ranks: no setting of the user's shell may change what is measured."""
@@ -96,6 +96,7 @@ class Trial:
         name: str = "ranks",
         num_ranks: int | None = None,
         env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Run the gate's file on all ranks to their end and return what rank zero wrote with ``write_result``.
 
@@ -104,15 +105,16 @@ class Trial:
             name: of this run, for its files; a gate may start several.
             num_ranks: on this node, ``self.num_ranks`` if None.
             env: added to the environment.
+            options: further ones of torchrun.
 
         Raises:
             RanksFailedError: they ended with an error, late, or without a result.
             Stopped: a signal came.
         """
-        log = self.out / (f"{name}.log" if self.node_rank == 0 else f"{name}.node{self.node_rank}.log")
+        log = self._log(name)
         with log.open("wb") as output:
             code = run_supervised(
-                self.command(arguments, num_ranks, name),
+                self.command(arguments, num_ranks, name, options),
                 env={**self.environment(name), **(env or {})},
                 stdout=output,
                 stderr=output,
@@ -123,14 +125,26 @@ class Trial:
         if code != 0:
             how = "were still running at the deadline" if code == EXIT_LATE else f"ended with {code}"
             raise RanksFailedError(f"the ranks {how}, see {log}: {_tail(log)}")
+        return self.result(name)
+
+    def result(self, name: str = "ranks") -> dict[str, Any]:
+        """Return what rank zero of a run wrote.
+
+        Raises:
+            RanksFailedError: it left no result.
+        """
+        log = self._log(name)
         try:
             return dict(json.loads(self._result(name)))
         except (OSError, ValueError) as error:
             raise RanksFailedError(f"the ranks left no result, see {log}: {_tail(log)}") from error
 
+    def _log(self, name: str) -> Path:
+        return self.out / (f"{name}.log" if self.node_rank == 0 else f"{name}.node{self.node_rank}.log")
+
     def _result(self, name: str) -> str:
         """Read what rank zero wrote, which a file system that nodes share may show late on another node."""
-        until = time.monotonic() + (_SHOWN_WITHIN_S if self.node_rank else 0.0)
+        until = time.monotonic() + (_SHOWN_WITHIN_S if self.num_nodes > 1 else 0.0)
         while not self.result_file(name).exists() and time.monotonic() < min(until, self.deadline):
             time.sleep(_POLL_S)
         return self.result_file(name).read_text()

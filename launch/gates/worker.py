@@ -1,4 +1,4 @@
-"""The side of a gate that its ranks run: join the job, and hand back what was measured."""
+"""The side of a gate that its ranks run: join the job, exchange values, and hand back what was measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from launch.gates.trial import RESULT_VARIABLE
 
-__all__ = ["join_job", "write_result"]
+__all__ = ["from_rank", "join_job", "on_all", "write_result"]
 
 
 def join_job(backend: str, timeout_s: float = 60.0) -> torch.device:
@@ -28,6 +28,18 @@ def join_job(backend: str, timeout_s: float = 60.0) -> torch.device:
     torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=device)
     return device
+
+
+def on_all(value: Any) -> list[Any]:
+    """Return the values of all ranks in their order. Every rank calls this."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_rank(rank: int, value: Any) -> Any:
+    """Return the value of one rank, which the others do not have. Every rank calls this."""
+    return on_all(value)[rank]
 
 
 def write_result(measured: Mapping[str, Any]) -> None:
