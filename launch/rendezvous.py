@@ -121,6 +121,8 @@ class AttemptRendezvous(RendezvousHandler):
             environ: of the agent, read for the job and the destination, and written for the ranks.
         """
         self._inner, self._environ = inner, environ
+        # Read by torchrun's own handlers, which would otherwise give the ranks the address of the shared store.
+        environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._job, self._last = environ.get(JOB_VARIABLE, ""), -1
         self._background = Background("rankfold-rendezvous")
         self._asked: Future[int] | None = None

@@ -163,6 +163,7 @@ def test_a_signal_stops_the_run_with_its_number_and_keeps_the_verdicts_until_the
 
 
 def test_ranks_that_a_signal_has_ended_stop_the_run_and_have_not_failed(tmp_path, monkeypatch):
+    (tmp_path / "gate.py").touch()
     ended = 128 + signal.SIGTERM
     monkeypatch.setattr(trial, "run_supervised", lambda *args, **options: ended)
     with pytest.raises(Stopped, match="SIGTERM"):

@@ -141,7 +141,8 @@ def test_a_job_of_another_name_does_not_number_on_from_that_record(tmp_path, mon
 
 
 def test_torchrun_finds_the_rendezvous_under_its_name(monkeypatch):
-    for name in ("RANKFOLD_JOB", "RANKFOLD_ATTEMPT", "RANKFOLD_NONCE"):
+    names = ("RANKFOLD_JOB", "RANKFOLD_ATTEMPT", "RANKFOLD_NONCE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    for name in names:
         monkeypatch.setenv(name, "")
     assert [found.value for found in entry_points(group="torchrun.handlers") if found.name == "rankfold"] == [
         "launch.rendezvous:plugin"

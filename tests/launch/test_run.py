@@ -88,22 +88,16 @@ def test_of_two_jobs_that_want_one_directory_one_runs_and_the_other_is_refused_b
     assert steps_and_segments(tmp_path / "run")[0] == list(range(1, 7))
 
 
-def test_a_script_that_torchrun_starts_by_itself_records_as_well(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "attempt"),
+    [(["--standalone"], None), (["--rdzv-backend", "rankfold", "--rdzv-endpoint", "localhost:0"], "0")],
+    ids=["as ever", "with our rendezvous"],
+)
+def test_a_script_that_torchrun_starts_by_itself_records_as_well(options, attempt, tmp_path):
     torchrun = str(Path(RANKFOLD).with_name("torchrun"))
-    words = [
-        "timeout",
-        "-k",
-        "5",
-        "150",
-        torchrun,
-        "--standalone",
-        "--local-addr",
-        "localhost",
-        "--nproc-per-node",
-        "2",
-    ]
+    words = ["timeout", "-k", "5", "150", torchrun, *options, "--local-addr", "localhost", "--nproc-per-node", "2"]
     environ = {**os.environ, "RANKFOLD_TO": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"}
     code, _, errors = finish(start([*words, SCRIPT, "--out", str(tmp_path), "--steps", "3"], environ))
     assert code == 0, errors[-3000:]
     assert steps_and_segments(tmp_path / "run")[0] == [1, 2, 3]
-    assert {env["RANKFOLD_ATTEMPT"] for env in told(tmp_path).values()} == {None}
+    assert {env["RANKFOLD_ATTEMPT"] for env in told(tmp_path).values()} == {attempt}
