@@ -129,8 +129,8 @@ class Trial:
             raise RanksFailedError(f"the ranks left no result, see {log}: {_tail(log)}") from error
 
     def _result(self, name: str) -> str:
-        """Read what rank zero wrote, which a file system that nodes share may show late on another node."""
-        until = time.monotonic() + (_SHOWN_WITHIN_S if self.node_rank else 0.0)
+        """Read what rank zero wrote, on whichever node it was; a file system that nodes share may show it late."""
+        until = time.monotonic() + (_SHOWN_WITHIN_S if self.num_nodes > 1 else 0.0)
         while not self.result_file(name).exists() and time.monotonic() < min(until, self.deadline):
             time.sleep(_POLL_S)
         return self.result_file(name).read_text()
