@@ -15,7 +15,7 @@ from torch import nn
 import telemetry
 from aggregator import open_history
 from launch.gates import Gate, Limit, Needs, NotRunError, Trial
-from launch.gates.worker import join_job, write_result
+from launch.gates.worker import join_job, leave_job, write_result
 
 GATE = Gate(
     name="replica-fault",
@@ -62,7 +62,7 @@ def train(to: Path, backend: str) -> None:
                 flip_lowest_bit(model.get_parameter(SITE))
     if rank == 0:
         write_result(count(to, world_size - 1))
-    dist.destroy_process_group()
+    leave_job()
 
 
 @torch.no_grad()

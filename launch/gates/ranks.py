@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from launch.gates.trial import Trial
-from launch.gates.worker import join_job, write_result
+from launch.gates.worker import join_job, leave_job, write_result
 
 __all__ = ["run_on_ranks", "start_ranks", "values_of_ranks"]
 
@@ -20,7 +21,7 @@ def start_ranks(trial: Trial) -> Mapping[str, object]:
     return trial.run_ranks(["--out", str(trial.out / "run"), "--backend", trial.backend])
 
 
-def run_on_ranks(measure: Callable[[torch.device, Path], Mapping[str, object]]) -> None:
+def run_on_ranks(measure: Callable[[torch.device, Path], Mapping[str, object]]) -> NoReturn:
     """Be a rank that :func:`start_ranks` has started: measure, and hand the result of rank zero back.
 
     Args:
@@ -28,7 +29,7 @@ def run_on_ranks(measure: Callable[[torch.device, Path], Mapping[str, object]]) 
     """
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     write_result(measure(join_job(options["--backend"]), Path(options["--out"])))
-    dist.destroy_process_group()
+    leave_job()
 
 
 def values_of_ranks(values: Sequence[float], device: torch.device) -> list[list[float]]:

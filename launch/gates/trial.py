@@ -143,7 +143,7 @@ class Trial:
         return self.out / (f"{name}.log" if self.node_rank == 0 else f"{name}.node{self.node_rank}.log")
 
     def _result(self, name: str) -> str:
-        """Read what rank zero wrote, which a file system that nodes share may show late on another node."""
+        """Read what rank zero wrote, on whichever node it was; a file system that nodes share may show it late."""
         until = time.monotonic() + (_SHOWN_WITHIN_S if self.num_nodes > 1 else 0.0)
         while not self.result_file(name).exists() and time.monotonic() < min(until, self.deadline):
             time.sleep(_POLL_S)
