@@ -13,13 +13,14 @@ GATE = Gate(
     needs=Needs(gpus_per_node=1),
     limits=(Limit("kernels of a logged step that are joined to no step", "equal to", 0),),
     rehearsal="nothing: there are no kernels without a GPU",
+    pending="joining traces of the profiler to steps of the record is not built yet",
 )
 
 
 def run(trial: Trial) -> Mapping[str, object]:
-    """Say that it is not there.
+    """Refuse, as long as the gate is pending.
 
     Raises:
         NotRunError: always.
     """
-    raise NotRunError("joining traces of the profiler to steps of the record is not built yet")
+    raise NotRunError(GATE.pending)

@@ -16,7 +16,7 @@ from launch.commands.shared import EXIT_FOUND, JsonOption, console, in_words, pl
 from launch.gates import Gate, Verdict
 from launch.gates.discover import GateFile, find_gates, gates_named
 from launch.gates.results import clear_results, read_verdicts, refuse_earlier_results
-from launch.gates.runner import RunOptions, lacking, missing_modules, run_gate
+from launch.gates.runner import RunOptions, impossible, lacking, run_gate
 from launch.gates.stopping import Stopped, stop_on_signals
 from telemetry.errors import ConfigurationError
 
@@ -47,11 +47,11 @@ def list_gates(as_json: JsonOption = False) -> None:
 
 
 def _listed(gate: Gate) -> dict[str, object]:
-    missing, unmet = missing_modules(gate), lacking(gate)
+    reason, unmet = impossible(gate), lacking(gate)
     return {
         "name": gate.name,
-        "here": "not run" if missing else "rehearsal" if unmet else "real",
-        "why": missing or unmet,
+        "here": "not run" if reason else "rehearsal" if unmet else "real",
+        "why": reason or unmet,
         "needs": asdict(gate.needs),
         "needs_in_words": _needs(gate),
         "purpose": gate.purpose,

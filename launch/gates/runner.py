@@ -21,7 +21,7 @@ from launch.gates.spec import Gate, NotRunError
 from launch.gates.trial import Trial
 from launch.gates.verdict import Verdict, judge
 
-__all__ = ["RunOptions", "lacking", "missing_modules", "run_gate"]
+__all__ = ["RunOptions", "impossible", "lacking", "run_gate"]
 
 _RANKS_ON_CPU: Final = 2
 
@@ -66,9 +66,9 @@ def run_gate(found: GateFile, options: RunOptions) -> Verdict:
         machine=_machine(options),
         started_at=started.isoformat(timespec="seconds"),
     )
-    missing = missing_modules(gate)
-    if missing or (unmet and not options.may_rehearse):
-        verdict = replace(blank, reason=missing or unmet)
+    reason = impossible(gate)
+    if reason or (unmet and not options.may_rehearse):
+        verdict = replace(blank, reason=reason or unmet)
     else:
         trial = Trial(
             file=found.file,
@@ -112,8 +112,10 @@ def lacking(gate: Gate, num_nodes: int = 1) -> str:
     return ""
 
 
-def missing_modules(gate: Gate) -> str:
-    """Say which module is not installed and how to install it, so that the gate cannot be run at all; "" if none."""
+def impossible(gate: Gate) -> str:
+    """Say why the gate can be neither run nor rehearsed here, and how to change that; "" if it can."""
+    if gate.pending:
+        return gate.pending
     for module, remedy in gate.needs.modules.items():
         try:
             is_there = importlib.util.find_spec(module) is not None

@@ -68,6 +68,7 @@ class Gate:
         limits: all have to hold.
         deadline_s: after which it has failed.
         rehearsal: what a rehearsal proves and what it does not, one sentence.
+        pending: why the gate cannot be run anywhere yet, "" if it can.
     """
 
     name: str
@@ -77,3 +78,4 @@ class Gate:
     limits: tuple[Limit, ...]
     rehearsal: str
     deadline_s: float = 300.0
+    pending: str = ""
