@@ -44,21 +44,24 @@ def test_the_page_of_the_command_line_lists_every_option_of_the_demo_with_its_de
     assert dict(rows) == {name: str(default) for name, default in options.items()}
 
 
-def test_the_page_of_the_command_line_lists_every_option_of_render_with_its_default():
+@pytest.mark.parametrize("name", ["render", "run", "gate run"])
+def test_the_page_of_the_command_line_lists_every_option_of_a_command_that_starts_jobs_with_its_default(name):
     page = (DOCS / "reference/cli.md").read_text()
-    loader = typer.Typer(add_completion=False)
-    loader.command()(LAZY_COMMANDS["render"].load())
+    command = LAZY_COMMANDS[name.split()[0]].load(name.split()[0])
+    if " " in name:
+        command = command.commands[name.split()[1]]
     options = {
-        max(one.opts, key=len): one.default for one in typer.main.get_command(loader).params if one.opts[0][0] == "-"
+        max(one.opts, key=len): one.default for one in command.params if one.opts[0][0] == "-" and one.name != "help"
     }
-    (section,) = re.findall(r"^## `rankfold render`$(.*?)^## ", page, flags=re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^## `rankfold {name.split()[0]}\b.*?$(.*?)^## ", page, flags=re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| (`--[^|]+)\|([^|]*)\|", section, flags=re.MULTILINE)
-    listed = {name: default.strip() for names, default in rows for name in re.findall(r"--[\w-]+", names)}
+    listed = {option: default.strip() for names, default in rows for option in re.findall(r"--[\w-]+", names)}
     assert set(listed) == set(options)
-    with_default = {
-        name: f"`{value}`" for name, value in options.items() if isinstance(value, int | str | Path) and value
-    }
-    assert with_default.items() <= listed.items()
+    if name == "render":
+        with_default = {
+            option: f"`{value}`" for option, value in options.items() if isinstance(value, int | str | Path) and value
+        }
+        assert with_default.items() <= listed.items()
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.parent.glob("*.md")) + sorted(DOCS.rglob("*.md")), ids=lambda p: p.name)
