@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -53,6 +54,7 @@ def plan_job(
     to: str = "",
     job: str = "",
     num_threads: int | None = None,
+    grace_s: float | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Job:
     """Say how to start a script.
@@ -64,6 +66,7 @@ def plan_job(
         to: destination of the record, "" to leave it to the script.
         job: name that is unique to this job over all its restarts, by whoever does them; the job of Slurm if "".
         num_threads: of each rank; if None, that of the environment, or else the cores shared by the ranks of the node.
+        grace_s: seconds that torchrun leaves its ranks between SIGTERM and SIGKILL; as torchrun says if None.
         environ: the environment, in which ``PET_…`` are options of torchrun.
 
     Raises:
@@ -76,6 +79,8 @@ def plan_job(
         changes["RANKFOLD_TO"] = to
     if job := job or environ.get("RANKFOLD_JOB", "") or _slurm_job(environ):
         changes["RANKFOLD_JOB"] = job
+    if grace_s is not None and "--shutdown-timeout" not in given:
+        changes["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(ceil(grace_s))
     if num_threads is not None:
         changes["OMP_NUM_THREADS"] = str(num_threads)
     elif not environ.get("OMP_NUM_THREADS"):

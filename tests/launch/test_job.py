@@ -114,6 +114,14 @@ def test_ranks_share_the_cores_unless_the_user_says_otherwise(options, environ, 
 
 
 @pytest.mark.parametrize(
+    ("options", "grace_s", "expected"), [([], 12.5, "13"), (["--shutdown-timeout", "5"], 12.5, None), ([], None, None)]
+)
+def test_torchrun_leaves_ranks_as_long_as_the_user_says(options, grace_s, expected, script):
+    job = plan_job(options, [script], grace_s=grace_s, environ={})
+    assert job.changes.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == expected
+
+
+@pytest.mark.parametrize(
     ("given", "environ", "expected"),
     [("exp1", {"SLURM_JOB_ID": "7"}, "exp1"), ("", {"SLURM_JOB_ID": "7"}, "slurm-7"), ("", {}, None)],
 )

@@ -1,5 +1,6 @@
 """The wheel holds what it must, and works where it is all there is."""
 
+import json
 import subprocess
 import zipfile
 from importlib.metadata import version
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.cluster_folder import cluster_folder
+from launch.gates.discover import find_gates
 from telemetry.errors import ClusterFilesMissingError
 from tests.packaging.environments import run
 
@@ -62,6 +64,15 @@ def test_an_installed_wheel_answers_as_a_command_and_offers_its_aggregator(wheel
     assert run(command, "--version", cwd=tmp_path) == f"rankfold {version('rankfold')}\n"
     program = "from importlib.metadata import distribution; print(*distribution('rankfold').entry_points)"
     assert "rankfold.aggregators" in run(wheel_python, "-c", program, cwd=tmp_path)
+
+
+def test_an_installed_wheel_has_the_gates_and_the_rendezvous_for_torchrun(wheel_python, tmp_path):
+    listed = json.loads(run(wheel_python.with_name("rankfold"), "gate", "list", "--json", cwd=tmp_path))
+    assert {row["name"] for row in listed} == {found.gate.name for found in find_gates()}
+    program = (
+        "from importlib.metadata import entry_points as e; print(*[p.load() for p in e(group='torchrun.handlers')])"
+    )
+    assert "plugin" in run(wheel_python, "-c", program, cwd=tmp_path)
 
 
 def test_an_installed_wheel_imports_its_own_files(wheel_python, tmp_path):
