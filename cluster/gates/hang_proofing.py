@@ -20,7 +20,7 @@ from aggregator import open_history
 from aggregator.history import verify
 from launch.gates import Gate, Limit, Needs, Trial
 from launch.gates.loops import gather, longest_pause, tell
-from launch.gates.worker import join_job, write_result
+from launch.gates.worker import join_job, leave_job, write_result
 
 GATE = Gate(
     name="hang-proofing",
@@ -82,7 +82,7 @@ def train(out: Path, backend: str) -> None:
             stops.append({**judge_ranks(told, victim), **read_record(folder / "run", victim)})
         dist.barrier()
     write_result({"stops": stops})
-    dist.destroy_process_group()
+    leave_job(together=False)
 
 
 def loop(folder: Path, device: torch.device, victim: int) -> dict[str, Any]:

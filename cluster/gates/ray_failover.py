@@ -23,7 +23,7 @@ from aggregator.history import verify
 from aggregator.ray_actor.library import INSTALL, load_ray
 from aggregator.ray_actor.query import read_status
 from launch.gates import Gate, Limit, Needs, NotRunError, Trial
-from launch.gates.worker import from_rank, join_job, on_all, write_result
+from launch.gates.worker import from_rank, join_job, leave_job, on_all, write_result
 from telemetry.errors import RankfoldError
 
 GATE = Gate(
@@ -109,7 +109,7 @@ def train(out: Path, backend: str = "gloo") -> None:
     expected = [[sum(counts) for counts in zip(*step, strict=True)] for step in zip(*on_all(fed), strict=True)]
     if rank == 0:
         write_result({**killer.account(), **account_of(reports), **compare(out, expected, merge.num_committed)})
-    dist.destroy_process_group()
+    leave_job(together=False)
 
 
 def batch_of(rank: int, step: int) -> torch.Tensor:

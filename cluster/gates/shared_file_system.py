@@ -19,7 +19,7 @@ from launch.checks import sync_seconds
 from launch.gates import Gate, Limit, Needs, Trial
 from launch.gates.children import Child, Tell, load_once
 from launch.gates.known_run import Seen, commit_known, examine
-from launch.gates.worker import from_rank, join_job, on_all, write_result
+from launch.gates.worker import from_rank, join_job, leave_job, on_all, write_result
 from telemetry.summary import DEFAULT_DESCRIPTOR
 
 GATE = Gate(
@@ -76,7 +76,7 @@ def direct(out: Path) -> None:
             "problems": problems[:5],
         }
     )
-    dist.destroy_process_group()
+    leave_job(together=False)
 
 
 def begin() -> None:

@@ -23,7 +23,7 @@ from launch.gates import Gate, Limit, Needs, NotRunError, Trial
 from launch.gates.hosts import two_hosts
 from launch.gates.loops import gather, longest_pause, tell
 from launch.gates.trial import RanksFailedError
-from launch.gates.worker import join_job, write_result
+from launch.gates.worker import join_job, leave_job, write_result
 
 CUT, MEND = "RANKFOLD_GATE_CUT_COMMAND", "RANKFOLD_GATE_MEND_COMMAND"
 GATE = Gate(
@@ -108,7 +108,7 @@ def train(out: Path, cut: str, mend: str) -> None:
             write_result({**judge_ranks(told, link.cut_at), **read_record(out / "run", told, link.cut_at)})
     finally:
         link.close()
-    dist.destroy_process_group()
+    leave_job(together=False)
 
 
 def loop(session: telemetry.Session, model: nn.Module) -> dict[str, Any]:

@@ -43,13 +43,17 @@ def from_rank(rank: int, value: Any) -> Any:
     return on_all(value)[rank]
 
 
-def leave_job() -> NoReturn:
-    """End this rank with exit code 0, once every rank has come here and the result is written.
+def leave_job(*, together: bool = True) -> NoReturn:
+    """End this rank with exit code 0, once the result is written.
 
     Threads of gloo outlive ``destroy_process_group``. Where one still lets go of its last tensor while the interpreter
-    is taken down, the process ends by SIGABRT, so the interpreter is not taken down.
+    is taken down, the process ends by SIGABRT (pytorch/pytorch#179291), so the interpreter is not taken down.
+
+    Args:
+        together: whether ranks wait for each other first; not where a gate has put some of them out of reach.
     """
-    dist.barrier()
+    if together:
+        dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
