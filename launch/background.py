@@ -10,7 +10,7 @@ from typing import TypeVar
 
 __all__ = ["Background"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Background:
@@ -21,9 +21,9 @@ class Background:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], _T]) -> Future[_T]:
         """Queue a call; the future gets its result or what it raised."""
-        future: Future[T] = Future()
+        future: Future[_T] = Future()
 
         def carry_out() -> None:
             try:

@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
@@ -52,14 +53,15 @@ IMPATIENT = Deadlines(attach_s=60, merge_s=1.5, close_s=30)
 @contextmanager
 def started_cluster(num_cpus: int = 4) -> Iterator[Cluster]:
     """Start a cluster of one node and connect to it; further nodes can be added and removed."""
-    os.environ["PYTHONPATH"] = str(ROOT)
     options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **options})
-    try:
-        with connected(cluster.address):
-            yield cluster
-    finally:
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PYTHONPATH", str(ROOT))
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **options})
+        try:
+            with connected(cluster.address):
+                yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @contextmanager
