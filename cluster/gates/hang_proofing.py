@@ -82,7 +82,6 @@ def train(out: Path, backend: str) -> None:
             stops.append({**judge_ranks(told, victim), **read_record(folder / "run", victim)})
         dist.barrier()
     write_result({"stops": stops})
-    leave_job(together=False)
 
 
 def loop(folder: Path, device: torch.device, victim: int) -> dict[str, Any]:
@@ -164,3 +163,4 @@ def read_record(run: Path, victim: int) -> dict[str, Any]:
 if __name__ == "__main__":
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     train(Path(options["--out"]), options["--backend"])
+    leave_job(together=False)

@@ -109,7 +109,6 @@ def train(out: Path, backend: str = "gloo") -> None:
     expected = [[sum(counts) for counts in zip(*step, strict=True)] for step in zip(*on_all(fed), strict=True)]
     if rank == 0:
         write_result({**killer.account(), **account_of(reports), **compare(out, expected, merge.num_committed)})
-    leave_job(together=False)
 
 
 def batch_of(rank: int, step: int) -> torch.Tensor:
@@ -208,3 +207,4 @@ def compare(run: Path, expected: list[list[int]], num_acknowledged: int) -> dict
 
 if __name__ == "__main__":
     train(Path(sys.argv[1]))
+    leave_job(together=False)

@@ -62,7 +62,6 @@ def train(to: Path, backend: str) -> None:
                 flip_lowest_bit(model.get_parameter(SITE))
     if rank == 0:
         write_result(count(to, world_size - 1))
-    leave_job()
 
 
 @torch.no_grad()
@@ -91,3 +90,4 @@ def is_of_flip(row: Mapping[str, Any], rank: int) -> bool:
 if __name__ == "__main__":
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     train(Path(options["--out"]), options["--backend"])
+    leave_job()

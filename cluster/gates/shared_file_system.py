@@ -76,7 +76,6 @@ def direct(out: Path) -> None:
             "problems": problems[:5],
         }
     )
-    leave_job(together=False)
 
 
 def begin() -> None:
@@ -215,3 +214,4 @@ def lag_s(read: tuple[float, Seen], told: Sequence[tuple[int, float, float]]) ->
 
 if __name__ == "__main__":
     direct(Path(sys.argv[1]))
+    leave_job(together=False)

@@ -108,7 +108,6 @@ def train(out: Path, cut: str, mend: str) -> None:
             write_result({**judge_ranks(told, link.cut_at), **read_record(out / "run", told, link.cut_at)})
     finally:
         link.close()
-    leave_job(together=False)
 
 
 def loop(session: telemetry.Session, model: nn.Module) -> dict[str, Any]:
@@ -199,3 +198,4 @@ def read_record(run: Path, told: Mapping[int, Any], cut_at: float) -> dict[str, 
 
 if __name__ == "__main__":
     train(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    leave_job(together=False)

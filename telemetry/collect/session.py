@@ -270,7 +270,7 @@ class Session:
             with self._clock:
                 self._parameters.observe_gradients_before_clipping()
 
-    def _close_step(self, step: int, duration_s: float) -> None:
+    def _close_step(self, step: int, started: float) -> None:
         self._in_step = False
         self._last_step = step
         self._num_steps += 1
@@ -285,14 +285,14 @@ class Session:
             for key, count in self._observations.tally().items():
                 self._tally[key] += count
             drained = self._observations.drain()
-        facts = self._facts(drained, duration_s, skipped=skipped)
+        facts = self._facts(drained, started, skipped=skipped)
         with self._clock:
             self._aggregator.submit(drained.to_packet(step, self._origin, facts))
         if self._budget is not None:
             self._budget.settle(self._clock.seconds)
         self._num_logged += 1
         self._self_s += self._clock.seconds
-        self._step_s += duration_s
+        self._step_s += time.perf_counter() - started
 
     def _read_weights(self, *, skipped: bool) -> None:
         if "gradients" in self._due:
@@ -311,7 +311,7 @@ class Session:
         self._observations.discard()
         self._parameters.forget_snapshots()
 
-    def _facts(self, drained: DrainedStep, duration_s: float, *, skipped: bool) -> StepFacts:
+    def _facts(self, drained: DrainedStep, started: float, *, skipped: bool) -> StepFacts:
         stepped = self._boundary.num_steps > 0 and not skipped
         return StepFacts(
             num_applied=int(stepped),
@@ -324,7 +324,7 @@ class Session:
             grad_scale_state=self._scale_state(skipped=skipped),
             mode="train" if self._chunks[0].training else "eval",
             wall_time_s=time.time(),
-            step_s=duration_s,
+            step_s=time.perf_counter() - started,
             self_s=self._clock.seconds,
             skipped_ranks=(self._origin.rank,) if skipped else (),
             read_bytes=drained.read_bytes,
@@ -368,6 +368,6 @@ class StepScope:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            self._session._close_step(self._step, time.perf_counter() - self._started)
+            self._session._close_step(self._step, self._started)
         else:
             self._session._abandon_step()

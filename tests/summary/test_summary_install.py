@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "telemetry", "aggregator", "launch")
+SOURCES = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "telemetry",
+    "aggregator",
+    "launch",
+    "cluster",
+)
 
 USE = """
 import torch
