@@ -79,7 +79,9 @@ def _wait(child: subprocess.Popen[bytes], received: list[int], grace_s: float, l
 @contextmanager
 def _signals_recorded() -> Iterator[list[int]]:
     received: list[int] = []
-    earlier = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in _FORWARDED}
+    # What is ignored stays so, here and in the child: that is how nohup keeps a job when its terminal goes.
+    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in heard}
     try:
         yield received
     finally:

@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from launch.process import run_supervised
+from launch.process import EXIT_LATE, run_supervised
 
 DEADLINE_S = 60
 
@@ -29,6 +29,8 @@ def leave(number, frame):
     sys.exit(7)
 signal.signal(signal.SIGINT, leave)
 signal.signal(signal.SIGTERM, leave)
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, leave)
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -43,21 +45,34 @@ time.sleep(600)
 """
 
 
-def supervise(child: str, grace_s: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SUPERVISE, textwrap.dedent(child), str(grace_s)]
+def supervise(child: str, grace_s: float, *prefix: str) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, "-c", SUPERVISE, textwrap.dedent(child), str(grace_s)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_goes_on_to_the_child_and_names_the_exit(number):
     process = supervise(POLITE, grace_s=DEADLINE_S)
     process.send_signal(number)
     printed, _ = process.communicate(timeout=DEADLINE_S)
     assert printed == f"got {int(number)}\n"
     assert process.returncode == 128 + number
+
+
+def test_a_job_under_nohup_outlives_its_terminal():
+    process = supervise(POLITE, DEADLINE_S, "sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=DEADLINE_S)
+    assert printed == f"got {int(signal.SIGTERM)}\n"
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_child_that_takes_longer_than_it_may_is_killed_with_its_descendants():
+    assert run_supervised([sys.executable, "-c", STUBBORN], env=os.environ, limit_s=1.0) == EXIT_LATE
 
 
 def test_a_child_that_ignores_the_signal_is_killed_with_its_descendants():
