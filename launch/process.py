@@ -6,18 +6,19 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any, Final
 
-__all__ = ["EXIT_LATE", "GRACE_S", "run_supervised"]
+__all__ = ["ENDING_SIGNALS", "EXIT_LATE", "GRACE_S", "handled_signals", "run_supervised"]
 
 # As timeout(1) says it.
 EXIT_LATE: Final = 124
 GRACE_S: Final = 30.0
+ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S: Final = 0.1
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_supervised(
@@ -45,7 +46,8 @@ def run_supervised(
         The exit code of the child; 128 plus the number of the signal that ended the run, as shells count; or
         ``EXIT_LATE`` after ``limit_s``.
     """
-    with _signals_recorded() as received:
+    received: list[int] = []
+    with handled_signals(lambda got, _frame: received.append(got)):
         # Its own session, so that Ctrl-C on a terminal reaches the child once, through us.
         child = subprocess.Popen(command, env=dict(env), stdout=stdout, stderr=stderr, start_new_session=True)
         try:
@@ -77,16 +79,18 @@ def _wait(child: subprocess.Popen[bytes], received: list[int], grace_s: float, l
 
 
 @contextmanager
-def _signals_recorded() -> Iterator[list[int]]:
-    received: list[int] = []
-    # What is ignored stays so, here and in the child: that is how nohup keeps a job when its terminal goes.
-    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in heard}
+def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have ``ENDING_SIGNALS`` handled for a while; call from the main thread.
+
+    What is ignored stays so, here and in children: that is how nohup keeps a job when its terminal goes.
+    """
+    heard = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, handler) for number in heard}
     try:
-        yield received
+        yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        for number, before in earlier.items():
+            signal.signal(number, before)
 
 
 def _kill_tree(child: subprocess.Popen[bytes]) -> None:

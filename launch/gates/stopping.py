@@ -6,11 +6,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
 
-__all__ = ["STOPPING", "Stopped", "stop_on_signals"]
+from launch.process import handled_signals
 
-STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+__all__ = ["Stopped", "stop_on_signals"]
 
 
 class Stopped(KeyboardInterrupt):
@@ -24,12 +23,8 @@ class Stopped(KeyboardInterrupt):
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Raise :class:`Stopped` where the process is when a signal comes; call from the main thread."""
-    earlier = {number: signal.signal(number, _raise) for number in STOPPING}
-    try:
+    with handled_signals(_raise):
         yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:

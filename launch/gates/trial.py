@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from launch.gates.stopping import STOPPING, Stopped
+from launch.gates.stopping import Stopped
 from launch.job import plan_job
-from launch.process import EXIT_LATE, run_supervised
+from launch.process import ENDING_SIGNALS, EXIT_LATE, run_supervised
 
 __all__ = ["RanksFailedError", "Trial"]
 
@@ -120,7 +120,7 @@ class Trial:
                 stderr=output,
                 limit_s=self.remaining_s,
             )
-        if code - 128 in STOPPING:
+        if code - 128 in ENDING_SIGNALS:
             raise Stopped(code - 128)
         if code != 0:
             how = "were still running at the deadline" if code == EXIT_LATE else f"ended with {code}"
