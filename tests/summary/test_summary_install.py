@@ -11,18 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = (
-    "setup.py",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "LICENSE",
-    "telemetry",
-    "aggregator",
-    "launch",
-    "cluster",
-)
+from tests.packaging.environments import copy_sources
 
 USE = """
 import torch
@@ -38,11 +27,7 @@ assert (summary.total, summary.finite, summary.mean) == (3, 2, 1.5)
 def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "checkout"
     copy.mkdir()
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-        else:
-            shutil.copy(ROOT / name, copy / name)
+    copy_sources(copy)
     return copy
 
 
